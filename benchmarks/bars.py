@@ -14,7 +14,7 @@ Bar = dict[str, Any]
 
 
 def make_bar(
-    name: str,
+    bar_name: str,
     measured_figure: float | Sequence[float],
     unit_name: str,
     value_limit: float | None = None,
@@ -32,7 +32,7 @@ def make_bar(
     )
 
     bar_record = {
-        "name": name,
+        "name": bar_name,
         "value": _round_to_four_digits(median_value),
         "unit": unit_name,
         "bar": value_limit,
@@ -101,8 +101,8 @@ def _format_remarks(bar_record: Bar) -> str:
     return ""
 
 
-def _round_to_four_digits(value: float) -> float:
+def _round_to_four_digits(number: float) -> float:
     """Round a number to four significant digits, and a large number to an integer."""
-    if abs(value) >= 1000:
-        return round(value)
-    return float(f"{value:.4g}")
+    if abs(number) >= 1000:
+        return round(number)
+    return float(f"{number:.4g}")

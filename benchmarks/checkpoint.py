@@ -85,7 +85,7 @@ def open_checkpoints(
     `recorded_events`."""
     matrix_width = round((state_megabytes * 1e6 / 12) ** 0.5)
     linear_model = torch.nn.Linear(matrix_width, matrix_width, bias=False)
-    state = TrainingState(
+    training_state = TrainingState(
         linear_model, TrainConfig.model_validate({"keep_checkpoints": 2}), torch.device("cpu")
     )
     checkpoint_name = f"benchmark-{os.getpid()}-{state_megabytes}"
@@ -100,7 +100,7 @@ def open_checkpoints(
         checkpoint_name,
         "00" * 32,
         {},
-        state,
+        training_state,
         loader_state,
         note,
         leaving_event,
@@ -123,16 +123,16 @@ class CalibratedSteps:
 
     def __init__(self) -> None:
         self.matrix = torch.randn(512, 512)
-        work_seconds = min(measure_seconds(self._work) for _ in range(20))
+        work_seconds = min(measure_seconds(self._compute_step) for _ in range(20))
         self.repetitions = max(1, round(STEP_SECONDS / work_seconds))
         self.undisturbed_seconds = median(measure_seconds(self.step) for _ in range(7))
 
-    def _work(self) -> None:
+    def _compute_step(self) -> None:
         torch.mm(self.matrix, self.matrix)
 
     def step(self) -> None:
         for _ in range(self.repetitions):
-            self._work()
+            self._compute_step()
 
     def during(self, is_busy: Callable[[], bool]) -> tuple[float, float]:
         """Run training steps while `is_busy()` returns True.

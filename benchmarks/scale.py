@@ -116,8 +116,8 @@ class CoordinatorProcess:
         peak_line = next(line for line in status_lines if line.startswith("VmHWM:"))
         return 1024 * int(peak_line.split()[1])
 
-    def has_logged(self, text: str) -> bool:
-        return text in self.log_path.read_text()
+    def has_logged(self, log_text: str) -> bool:
+        return log_text in self.log_path.read_text()
 
     def _accepts_connections(self) -> bool:
         assert self.process

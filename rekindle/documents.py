@@ -74,10 +74,12 @@ def name_field(name_type: type[CheckedName], *, is_optional: bool = False) -> Af
     """Return a pydantic validator for a text field that contains a name of the type `name_type`,
     such as ModelName. With `is_optional`, the field may be empty."""
 
-    def check(text: str) -> str:
-        if (text or not is_optional) and not name_type.matches(text):
-            raise ValueError(f"{format_untrusted(text)} is not {name_type.KIND}: {name_type.RULE}")
-        return text
+    def check(name_text: str) -> str:
+        if (name_text or not is_optional) and not name_type.matches(name_text):
+            raise ValueError(
+                f"{format_untrusted(name_text)} is not {name_type.KIND}: {name_type.RULE}"
+            )
+        return name_text
 
     return AfterValidator(check)
 

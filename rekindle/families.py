@@ -131,12 +131,13 @@ def check_validation(selected_families: Collection[str], validation_setting: flo
         )
 
 
-def check_families(name: str, workload_module: Any) -> None:
-    """Raise ConfigError unless the workload `name`, which has a model, defines either `model` or
-    families with valid names."""
+def check_families(workload_name: str, workload_module: Any) -> None:
+    """Raise ConfigError unless the workload `workload_name`, which has a model, defines either
+    `model` or families with valid names."""
     if hasattr(workload_module, "model") and hasattr(workload_module, "families"):
         raise ConfigError(
-            f'workload "{name}" defines both model and families: it must define one of them (see'
+            f'workload "{workload_name}" defines both model and families: it must define one of'
+            " them (see"
             " docs/your-own-model.md)."
         )
 
@@ -145,10 +146,12 @@ def check_families(name: str, workload_module: Any) -> None:
 
     family_names = list(family_by_name) if isinstance(family_by_name, dict) else []
     if not family_names or not all(
-        name == "" or NAME_PATTERN.fullmatch(str(name)) for name in family_names
+        family_name == "" or NAME_PATTERN.fullmatch(str(family_name))
+        for family_name in family_names
     ):
         raise ConfigError(
-            f'workload "{name}": families is {_format_families(family_by_name)}: it must be a dict'
+            f'workload "{workload_name}": families is {_format_families(family_by_name)}: it must'
+            " be a dict"
             ' with names of lower-case letters, digits and hyphens, such as {"network": network,'
             ' "trees": Fitted(trees, fit_trees)}.'
         )
@@ -156,13 +159,14 @@ def check_families(name: str, workload_module: Any) -> None:
     for key, family in family_by_name.items():
         if key and not isinstance(family, Fitted) and not callable(family):
             raise ConfigError(
-                f'workload "{name}": families["{key}"] is {family!r:.100}: it must be a function'
+                f'workload "{workload_name}": families["{key}"] is {family!r:.100}: it must be a'
+                " function"
                 " (section, facts) that returns a torch.nn.Module, or a rekindle.Fitted."
             )
 
     if not isinstance(selection_metric, Metric):
         raise ConfigError(
-            f'workload "{name}": chosen_by is {selection_metric!r:.100}: it must be a'
+            f'workload "{workload_name}": chosen_by is {selection_metric!r:.100}: it must be a'
             ' rekindle.Metric with the name of one of its `measures`, such as Metric("accuracy").'
         )
 

@@ -46,9 +46,9 @@ class Metric:
                 f'Metric("{self.name}"): better is {self.better!r}: it must be "higher" or "lower".'
             )
 
-    def text(self, value: float) -> str:
+    def text(self, metric_value: float) -> str:
         """Format a value of this metric with its name and unit, for example `rmse 0.1234 kWh`."""
-        return f"{self.name} {value:.{self.digits}f}{self.unit and ' ' + self.unit}"
+        return f"{self.name} {metric_value:.{self.digits}f}{self.unit and ' ' + self.unit}"
 
     def gain(self, change: float) -> float:
         """Return a change of this metric with the sign chosen so that positive means better."""
@@ -454,8 +454,8 @@ def check_bounds(gate: Gate, metrics: Sequence[Metric]) -> None:
             )
 
 
-def _format_value(value: float | None) -> str:
+def _format_value(metric_value: float | None) -> str:
     """Format a value with five significant digits. None stands for NaN."""
-    if value is None:
+    if metric_value is None:
         return "not a number"
-    return format(value, ".5g")
+    return format(metric_value, ".5g")

@@ -87,13 +87,13 @@ def _parse_integer(json_value: Any) -> Any:
 def _parse_tags(json_value: Any) -> dict[str, str]:
     """Convert a list of tags or parameters to a dictionary. Raises ValueError."""
     tags_by_name = {}
-    for name, tag_item in _list_named_items(json_value):
-        text = tag_item.get("value")
-        if text is None:
-            text = ""
-        if not isinstance(text, str):
-            raise ValueError(f"the value of {format_untrusted(name)} must be a text")
-        tags_by_name[name] = text
+    for tag_name, tag_item in _list_named_items(json_value):
+        tag_text = tag_item.get("value")
+        if tag_text is None:
+            tag_text = ""
+        if not isinstance(tag_text, str):
+            raise ValueError(f"the value of {format_untrusted(tag_name)} must be a text")
+        tags_by_name[tag_name] = tag_text
     return tags_by_name
 
 
@@ -101,16 +101,16 @@ def _parse_metrics(json_value: Any) -> dict[str, float]:
     """Convert a list of metrics to a dictionary, and omit values that are not finite. Raises
     ValueError."""
     metrics_by_name = {}
-    for name, metric_item in _list_named_items(json_value):
+    for metric_name, metric_item in _list_named_items(json_value):
         metric_value = metric_item.get("value", 0.0)
         is_number = isinstance(metric_value, int | float) and not isinstance(metric_value, bool)
         if not is_number and metric_value not in NOT_FINITE_TEXTS:
-            raise ValueError(f"the value of {format_untrusted(name)} must be a number")
+            raise ValueError(f"the value of {format_untrusted(metric_name)} must be a number")
 
         # convert the text, because `float` of a long integer raises OverflowError
         metric_value = float(str(metric_value))
         if math.isfinite(metric_value):
-            metrics_by_name[name] = metric_value
+            metrics_by_name[metric_name] = metric_value
     return metrics_by_name
 
 

@@ -41,10 +41,10 @@ __all__ = [
 ]
 
 
-def split_address(text: str) -> SplitResult:
+def split_address(address_text: str) -> SplitResult:
     """Return the parts of a URL; if the URL is invalid, all parts are empty."""
     try:
-        return urlsplit(text)
+        return urlsplit(address_text)
     # `urlsplit` raises ValueError if the host starts with [, but is not an IPv6 address
     except ValueError:
         return urlsplit("")
@@ -57,12 +57,12 @@ class S3Address(NamedTuple):
     key: str
 
 
-def parse_s3_address(text: str) -> S3Address | None:
+def parse_s3_address(address_text: str) -> S3Address | None:
     """Return bucket and key of an address s3://BUCKET/KEY; None for other addresses.
 
     A key may contain # and ?, which `urlsplit` would cut off.
     """
-    scheme, separator, path = text.partition("://")
+    scheme, separator, path = address_text.partition("://")
     if not separator or scheme.lower() != "s3":
         return None
     bucket, _, key = path.partition("/")

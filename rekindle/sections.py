@@ -295,22 +295,22 @@ def make_paths_absolute(section_value: Any, key: str, folder_for_key: Callable[[
 S = TypeVar("S", bound=Section)
 
 
-def parse_section(section_type: type[S], section_values: object, name: str) -> S:
-    """Validate `section_values` as the section `name` ("": all sections). Raises a ConfigError
-    that names each wrong key."""
+def parse_section(section_type: type[S], section_values: object, section_name: str) -> S:
+    """Validate `section_values` as the section `section_name` ("": all sections). Raises a
+    ConfigError that names each wrong key."""
     try:
         return section_type.model_validate(section_values)
     except ValidationError as error:
         raise ConfigError(
             *(
-                _describe_error(section_type, name, error_details)
+                _describe_error(section_type, section_name, error_details)
                 for error_details in error.errors()
             )
         ) from error
 
 
-def _describe_error(section_type: type[Section], name: str, error: ErrorDetails) -> str:
-    key = ".".join(map(str, [name, *error["loc"]])).lstrip(".")
+def _describe_error(section_type: type[Section], section_name: str, error: ErrorDetails) -> str:
+    key = ".".join(map(str, [section_name, *error["loc"]])).lstrip(".")
     if error["type"] == "extra_forbidden":
         *path, last_key = error["loc"]
         return (

@@ -126,10 +126,10 @@ class Step(Protocol):
     def run(self, inputs: Any) -> StepOutputs: ...
 
 
-def load_step_module(name: str) -> Step:
-    """Import the step module `name`, such as steps.prepare. Raises ConfigError if the module is not
-    a step."""
-    return cast(Step, project.load_module(name, "step", ("Inputs", "Outputs", "run")))
+def load_step_module(module_name: str) -> Step:
+    """Import the step module `module_name`, such as steps.prepare. Raises ConfigError if the module
+    is not a step."""
+    return cast(Step, project.load_module(module_name, "step", ("Inputs", "Outputs", "run")))
 
 
 def short_name(module: str) -> str:
@@ -143,9 +143,9 @@ def is_artifact(field_info: FieldInfo) -> bool:
     return any(isinstance(metadata_mark, ArtifactMark) for metadata_mark in field_info.metadata)
 
 
-def format_flag(name: str) -> str:
+def format_flag(field_name: str) -> str:
     """Return the command-line flag of a field, such as `--label-delay` for `label_delay`."""
-    return "--" + name.replace("_", "-")
+    return "--" + field_name.replace("_", "-")
 
 
 def format_parameter(parameter_value: object) -> str:
@@ -158,10 +158,10 @@ def format_parameter(parameter_value: object) -> str:
     return str(parameter_value)
 
 
-def encode_parameter(text: str) -> str:
+def encode_parameter(parameter_text: str) -> str:
     """Encode a text for a parameter, as base64 of its zlib compression. The text is encoded,
     because Argo would replace template tags in the plain text."""
-    return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
+    return base64.b64encode(zlib.compress(parameter_text.encode(), 9)).decode()
 
 
 def decode_parameter(encoded_parameter: str) -> str:
@@ -185,18 +185,18 @@ def decode_parameter(encoded_parameter: str) -> str:
     return decoded_bytes.decode()
 
 
-def parse_time(text: str) -> datetime:
+def parse_time(time_text: str) -> datetime:
     """Parse the scheduled time of a run, as UTC if the time zone is missing. For an empty text,
     return the current time. Raises ConfigError.
     """
     try:
-        parsed_time = datetime.fromisoformat(text) if text else datetime.now(UTC)
+        parsed_time = datetime.fromisoformat(time_text) if time_text else datetime.now(UTC)
         if parsed_time.tzinfo:
             return parsed_time.astimezone(UTC)
         return parsed_time.replace(tzinfo=UTC)
     except (ValueError, OverflowError) as error:
         raise ConfigError(
-            f"scheduled-time is {text!r}: it must be ISO 8601, such as 2026-11-23T03:00:00Z."
+            f"scheduled-time is {time_text!r}: it must be ISO 8601, such as 2026-11-23T03:00:00Z."
         ) from error
 
 
@@ -269,11 +269,11 @@ class Flags(argparse.ArgumentParser):
 
 
 def create_parser(
-    name: str, inputs_model: type[StepInputs], description: str = ""
+    program_name: str, inputs_model: type[StepInputs], description: str = ""
 ) -> argparse.ArgumentParser:
     """Create the command-line parser of a step from its fields."""
     flag_parser = Flags(
-        prog=f"rekindle step {name}",
+        prog=f"rekindle step {program_name}",
         description=description,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -320,7 +320,7 @@ def write_outputs(outputs: StepOutputs, output_files: dict[str, Path]) -> None:
             output_file.write_text(format_output(name, output_value))
 
 
-def format_output(name: str, output_value: object) -> str:
+def format_output(output_name: str, output_value: object) -> str:
     """Format an output for Argo. Raises DataError for a text that Argo would change, and for a
     number that is not finite."""
     if isinstance(output_value, BaseModel):
@@ -328,37 +328,38 @@ def format_output(name: str, output_value: object) -> str:
     else:
         plain_value = output_value
 
-    not_finite_problem = describe_non_finite({name: plain_value})
+    not_finite_problem = describe_non_finite({output_name: plain_value})
     if not_finite_problem:
         raise DataError(
             f"the output {not_finite_problem}, since conditions and other tasks cannot read it."
             " Return a finite number, or raise rekindle.DataError with the reason."
         )
 
-    text = format_parameter(output_value)
+    output_text = format_parameter(output_value)
     if not isinstance(output_value, SCALAR_TYPES):
         # in JSON, "{{" occurs only inside strings, where this escape stands for the same character
-        text = text.replace("{{", "{\\u007b")
+        output_text = output_text.replace("{{", "{\\u007b")
 
     try:
-        return check_output_text(text)
+        return check_output_text(output_text)
     except ValueError as error:
         raise DataError(
-            f"the output {name} is {shorten(ascii(text))}: {error}. Change the text, or return it"
+            f"the output {output_name} is {shorten(ascii(output_text))}: {error}. Change the text,"
+            " or return it"
             " as an artifact or in a list, which is passed as JSON."
         ) from None
 
 
-def check_output_text(text: str) -> str:
-    """Return `text` if Argo can pass it to other tasks unchanged; otherwise raise a ValueError that
-    says why not."""
-    if "{{" in text:
+def check_output_text(output_text: str) -> str:
+    """Return `output_text` if Argo can pass it to other tasks unchanged; otherwise raise a
+    ValueError that says why not."""
+    if "{{" in output_text:
         raise ValueError('it must not contain "{{", which Argo replaces in the tasks that get it')
-    if "\0" in text:
+    if "\0" in output_text:
         raise ValueError("it must not contain a NUL, which no argument of a program may have")
     # the encoding raises ValueError for a lone surrogate
-    text.encode()
-    return text
+    output_text.encode()
+    return output_text
 
 
 def check_output_texts(outputs_model: type[StepOutputs], output_texts: Mapping[str, str]) -> None:

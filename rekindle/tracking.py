@@ -338,11 +338,15 @@ def log_metrics(run_id: str, metric_points: Iterable[tuple[str, float, int]]) ->
 
 
 def log_dataset(
-    run_id: str, name: str, dataset_digest: str, data_source: str, row_counts: Mapping[str, int]
+    run_id: str,
+    dataset_name: str,
+    dataset_digest: str,
+    data_source: str,
+    row_counts: Mapping[str, int],
 ) -> None:
     """Log the training dataset of a run."""
     dataset_record = {
-        "name": name,
+        "name": dataset_name,
         "digest": dataset_digest[:MAX_DIGEST_LENGTH],
         "source_type": split_address(data_source).scheme or "local",
         "source": to_json({"uri": data_source}),
@@ -356,10 +360,10 @@ def log_dataset(
     _post("runs/log-inputs", {"run_id": run_id, "datasets": [dataset_input]})
 
 
-def log_folder(run_id: str, path: Path, name: str) -> None:
-    """Log all files below `path` as artifacts of the run, under `name`."""
+def log_folder(run_id: str, path: Path, artifact_name: str) -> None:
+    """Log all files below `path` as artifacts of the run, under `artifact_name`."""
     for file in sorted(file for file in path.rglob("*") if file.is_file()):
-        log_artifact(run_id, f"{name}/{file.relative_to(path)}", file.read_bytes())
+        log_artifact(run_id, f"{artifact_name}/{file.relative_to(path)}", file.read_bytes())
 
 
 def log_artifact(run_id: str, path: str, artifact_content: bytes) -> None:
@@ -419,9 +423,10 @@ def finish(run_id: str, run_status: str) -> None:
     _post("runs/update", {"run_id": run_id, "status": run_status, "end_time": now_ms()})
 
 
-def champion(name: str) -> Release | None:
-    """Return the served version of `name` (alias `champion`), or None before the first release."""
-    model_answer = _get_or_none("registered-models/get", mlflow_api.ModelAnswer, name=name)
+def champion(model_name: str) -> Release | None:
+    """Return the served version of `model_name` (alias `champion`), or None before the first
+    release."""
+    model_answer = _get_or_none("registered-models/get", mlflow_api.ModelAnswer, name=model_name)
     model_aliases = model_answer.registered_model.aliases if model_answer else []
     champion_versions = [
         model_alias.version for model_alias in model_aliases if model_alias.alias == CHAMPION
@@ -429,58 +434,59 @@ def champion(name: str) -> Release | None:
     if not champion_versions:
         return None
 
-    version_key = {"name": name, "version": champion_versions[0]}
+    version_key = {"name": model_name, "version": champion_versions[0]}
     model_answer = _request(
         "GET", "mlflow/model-versions/get", mlflow_api.VersionAnswer, params=version_key
     )
     return _make_release(model_answer.model_version)
 
 
-def find_version(name: str, version: str) -> Release | None:
+def find_version(model_name: str, version: str) -> Release | None:
     """Return a version of a registered model, or None if the version does not exist."""
-    model_version = _get_version(name, version)
+    model_version = _get_version(model_name, version)
     if model_version:
         return _make_release(model_version)
     return None
 
 
-def _get_version(name: str, version: str) -> mlflow_api.ModelVersion | None:
+def _get_version(model_name: str, version: str) -> mlflow_api.ModelVersion | None:
     """Return MLflow's record of a model version, or None if the version does not exist."""
     version_answer = _get_or_none(
-        "model-versions/get", mlflow_api.VersionAnswer, name=name, version=version
+        "model-versions/get", mlflow_api.VersionAnswer, name=model_name, version=version
     )
     if version_answer:
         return version_answer.model_version
     return None
 
 
-def require_champion(name: str) -> Release:
+def require_champion(model_name: str) -> Release:
     """Return the champion of a model. Raises ConfigError if the model does not have a champion."""
-    champion_release = champion(name)
+    champion_release = champion(model_name)
     if champion_release:
         return champion_release
     raise ConfigError(
-        f'the model "{name}" does not have a champion: release a version first, or correct the'
+        f'the model "{model_name}" does not have a champion: release a version first, or correct'
+        " the"
         " name."
     )
 
 
 def register_version(
-    name: str,
+    model_name: str,
     model_uri: str,
     source: str,
     weights_sha256: str,
     run_id: str,
     version_tags: Mapping[str, str],
 ) -> Release:
-    """Return the version of the model `name` whose files are at `model_uri`, and give it the alias
-    `candidate`. Create the version if no version has these files.
+    """Return the version of the model `model_name` whose files are at `model_uri`, and give it the
+    alias `candidate`. Create the version if no version has these files.
 
     `source`: full address of the files (s3://bucket/prefix).
     """
-    _create_if_missing("registered-models/create", {"name": name})
+    _create_if_missing("registered-models/create", {"name": model_name})
     version_request = {
-        "name": name,
+        "name": model_name,
         "source": source,
         "run_id": run_id,
         "tags": make_pairs(
@@ -489,16 +495,16 @@ def register_version(
     }
 
     while True:
-        for existing_version in _find_registered_versions(name, model_uri, source):
+        for existing_version in _find_registered_versions(model_name, model_uri, source):
             version_number = existing_version.version
             # the alias protects the version from retention
-            _set_alias(name, CANDIDATE, version_number)
-            model_version = _get_version(name, version_number)
+            _set_alias(model_name, CANDIDATE, version_number)
+            model_version = _get_version(model_name, version_number)
             if not model_version or REMOVED in model_version.tags:
                 continue
 
-            if _confirm_first_version(name, version_number):
-                remove_duplicates(name, model_uri, source, version_number)
+            if _confirm_first_version(model_name, version_number):
+                remove_duplicates(model_name, model_uri, source, version_number)
                 return _make_release(model_version)
 
         created_version = _post(
@@ -508,29 +514,33 @@ def register_version(
         # search again: if another process has registered the same files, only the first version is
         # kept
         first_version = next(
-            iter(_find_registered_versions(name, model_uri, source)), created_version
+            iter(_find_registered_versions(model_name, model_uri, source)), created_version
         )
-        if first_version.version == version_number and _confirm_first_version(name, version_number):
-            _set_alias(name, CANDIDATE, version_number)
+        if first_version.version == version_number and _confirm_first_version(
+            model_name, version_number
+        ):
+            _set_alias(model_name, CANDIDATE, version_number)
             return _make_release(created_version)
 
-        _delete("model-versions/delete", {"name": name, "version": version_number})
+        _delete("model-versions/delete", {"name": model_name, "version": version_number})
 
 
-def remove_duplicates(name: str, model_uri: str, source: str, version_number: str) -> None:
+def remove_duplicates(model_name: str, model_uri: str, source: str, version_number: str) -> None:
     """Delete later versions with the same files as the version `version_number`. The process that
     registers a duplicate also deletes it, unless this process has ended before.
     """
-    for registered_version in _find_registered_versions(name, model_uri, source):
+    for registered_version in _find_registered_versions(model_name, model_uri, source):
         is_later = int(registered_version.version) > int(version_number)
         if is_later and UNCONFIRMED in registered_version.tags:
-            _delete("model-versions/delete", {"name": name, "version": registered_version.version})
+            _delete(
+                "model-versions/delete", {"name": model_name, "version": registered_version.version}
+            )
 
 
-def _confirm_first_version(name: str, version_number: str) -> bool:
+def _confirm_first_version(model_name: str, version_number: str) -> bool:
     """Delete the tag UNCONFIRMED of a version, which is the first with its files. Return False if
     the version was deleted in the meantime."""
-    version_key = {"name": name, "version": version_number, "key": UNCONFIRMED}
+    version_key = {"name": model_name, "version": version_number, "key": UNCONFIRMED}
     return _delete("model-versions/delete-tag", version_key)
 
 
@@ -546,16 +556,16 @@ def _delete(path: str, request_content: Mapping[str, Any]) -> bool:
 
 
 def _find_registered_versions(
-    name: str, model_uri: str, source: str
+    model_name: str, model_uri: str, source: str
 ) -> list[mlflow_api.ModelVersion]:
-    """Return the versions of `name` whose files are at `model_uri` in this bucket, oldest first,
-    except versions that are being removed."""
+    """Return the versions of `model_name` whose files are at `model_uri` in this bucket, oldest
+    first, except versions that are being removed."""
     search_filter = (
-        f"{format_condition('name', name)} and {format_condition(f'tags.`{URI}`', model_uri)}"
+        f"{format_condition('name', model_name)} and {format_condition(f'tags.`{URI}`', model_uri)}"
     )
     matching_versions = []
 
-    for model_version in _search_versions(search_filter, name):
+    for model_version in _search_versions(search_filter, model_name):
         has_files = model_version.tags.get(URI) == model_uri and model_version.source == source
         if has_files and REMOVED not in model_version.tags:
             matching_versions.append(model_version)
@@ -563,32 +573,33 @@ def _find_registered_versions(
     return sorted(matching_versions, key=lambda model_version: int(model_version.version))
 
 
-def record_champion(name: str, version: str, deployment_name: str, run_id: str = "") -> None:
-    """Give a version of the model `name` the alias `champion`. Record its Deployment, the time, and
-    the run that promotes it."""
-    record_deployment(name, version, deployment_name)
-    _set_alias(name, CHAMPION, version)
-    tag_version(name, version, CHAMPION_SINCE, str(now_ms()))
+def record_champion(model_name: str, version: str, deployment_name: str, run_id: str = "") -> None:
+    """Give a version of the model `model_name` the alias `champion`. Record its Deployment, the
+    time, and the run that promotes it."""
+    record_deployment(model_name, version, deployment_name)
+    _set_alias(model_name, CHAMPION, version)
+    tag_version(model_name, version, CHAMPION_SINCE, str(now_ms()))
     if run_id:
-        tag_version(name, version, PROMOTED_BY, run_id)
+        tag_version(model_name, version, PROMOTED_BY, run_id)
 
 
-def record_deployment(name: str, version: str, deployment_name: str) -> None:
+def record_deployment(model_name: str, version: str, deployment_name: str) -> None:
     """Record the Deployment that serves a version."""
-    tag_version(name, version, DEPLOYMENT, deployment_name)
+    tag_version(model_name, version, DEPLOYMENT, deployment_name)
 
 
-def tag_version(name: str, version: str, key: str, tag_value: str) -> None:
+def tag_version(model_name: str, version: str, tag_key: str, tag_value: str) -> None:
     """Set a tag of a model version."""
     _post(
-        "model-versions/set-tag", {"name": name, "version": version, "key": key, "value": tag_value}
+        "model-versions/set-tag",
+        {"name": model_name, "version": version, "key": tag_key, "value": tag_value},
     )
 
 
-def promoted_releases(name: str) -> list[Release]:
-    """Return the versions of `name` that were promoted with a Deployment, oldest first."""
+def promoted_releases(model_name: str) -> list[Release]:
+    """Return the versions of `model_name` that were promoted with a Deployment, oldest first."""
     promoted_versions = _search_versions(
-        f"{format_condition('name', name)} and tags.`{DEPLOYMENT}` != ''", name
+        f"{format_condition('name', model_name)} and tags.`{DEPLOYMENT}` != ''", model_name
     )
     releases = list[Release]()
 
@@ -601,8 +612,8 @@ def promoted_releases(name: str) -> list[Release]:
     return sorted(releases, key=lambda release: int(release.version))
 
 
-def _search_versions(search_filter: str, name: str) -> list[mlflow_api.ModelVersion]:
-    """Return the versions of the model `name` that match a filter."""
+def _search_versions(search_filter: str, model_name: str) -> list[mlflow_api.ModelVersion]:
+    """Return the versions of the model `model_name` that match a filter."""
     search_parameters = {"filter": search_filter, "max_results": 10_000}
     versions_page = _request(
         "GET", "mlflow/model-versions/search", mlflow_api.VersionsPage, params=search_parameters
@@ -610,12 +621,12 @@ def _search_versions(search_filter: str, name: str) -> list[mlflow_api.ModelVers
     return [
         model_version
         for model_version in versions_page.model_versions
-        if model_version.name == name
+        if model_version.name == model_name
     ]
 
 
-def _set_alias(name: str, alias: str, version: str) -> None:
-    alias_request = {"name": name, "alias": alias, "version": version}
+def _set_alias(model_name: str, alias: str, version: str) -> None:
+    alias_request = {"name": model_name, "alias": alias, "version": version}
     try:
         _post("registered-models/alias", alias_request)
     except RequestRefused as error:
@@ -681,10 +692,11 @@ def _search_runs(
     return []
 
 
-def _find_experiment_ids(name: str) -> list[str]:
-    """Return a list with the id of the experiment `name`; [] if the experiment does not exist."""
+def _find_experiment_ids(experiment_name: str) -> list[str]:
+    """Return a list with the id of the experiment `experiment_name`; [] if the experiment does not
+    exist."""
     experiment_answer = _get_or_none(
-        "experiments/get-by-name", mlflow_api.ExperimentAnswer, experiment_name=name
+        "experiments/get-by-name", mlflow_api.ExperimentAnswer, experiment_name=experiment_name
     )
     if experiment_answer:
         return [experiment_answer.experiment.experiment_id]
@@ -710,18 +722,21 @@ def _get_or_none(path: str, answer_type: type[A], **query_parameters: str) -> A 
         return None
 
 
-def _get_or_create_experiment(name: str) -> str:
-    """Return the id of the experiment `name`; create the experiment if it does not exist. Raises
-    TrackingError if the experiment is deleted."""
-    _create_if_missing("experiments/create", {"name": name, "tags": make_pairs(EXPERIMENT_TAGS)})
+def _get_or_create_experiment(experiment_name: str) -> str:
+    """Return the id of the experiment `experiment_name`; create the experiment if it does not
+    exist. Raises TrackingError if the experiment is deleted."""
+    _create_if_missing(
+        "experiments/create", {"name": experiment_name, "tags": make_pairs(EXPERIMENT_TAGS)}
+    )
     path = "mlflow/experiments/get-by-name"
-    query_parameters = {"experiment_name": name}
+    query_parameters = {"experiment_name": experiment_name}
     experiment = _request(
         "GET", path, mlflow_api.ExperimentAnswer, params=query_parameters
     ).experiment
     if experiment.lifecycle_stage == "deleted":
         raise TrackingError(
-            f'the experiment "{name}" is deleted in MLflow, but keeps its name. Restore it (mlflow'
+            f'the experiment "{experiment_name}" is deleted in MLflow, but keeps its name. Restore'
+            " it (mlflow"
             f" experiments restore -x {experiment.experiment_id}), or choose another name."
         )
     return experiment.experiment_id

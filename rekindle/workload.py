@@ -334,21 +334,22 @@ def load(name: str) -> Workload:
     return cast(Workload, workload_module)
 
 
-def _check_metrics(name: str, metrics: object) -> None:
-    """Raise ConfigError unless `metrics` of the workload `name` is a sequence of Metrics that have
-    unique names and functions."""
+def _check_metrics(workload_name: str, metrics: object) -> None:
+    """Raise ConfigError unless `metrics` of the workload `workload_name` is a sequence of Metrics
+    that have unique names and functions."""
     if not isinstance(metrics, (tuple, list)) or not all(
         isinstance(workload_metric, Metric) for workload_metric in metrics
     ):
         raise ConfigError(
-            f'workload "{name}": metrics is {metrics!r}: it must be a tuple, such as'
+            f'workload "{workload_name}": metrics is {metrics!r}: it must be a tuple, such as'
             " (Metric(...),)."
         )
 
     metric_names = [workload_metric.name for workload_metric in metrics]
     if not metric_names or len(set(metric_names)) != len(metric_names):
         raise ConfigError(
-            f'workload "{name}": metrics has the names {metric_names}: define metrics, with unique'
+            f'workload "{workload_name}": metrics has the names {metric_names}: define metrics,'
+            " with unique"
             " names."
         )
 
@@ -356,12 +357,12 @@ def _check_metrics(name: str, metrics: object) -> None:
         if workload_metric.function is None:
             metric_name = workload_metric.name
             raise ConfigError(
-                f'workload "{name}": metric {metric_name} lacks a function:'
+                f'workload "{workload_name}": metric {metric_name} lacks a function:'
                 f" Metric({metric_name!r}, function)."
             )
 
 
-def _check_attribute_types(name: str, workload_module: object) -> None:
+def _check_attribute_types(workload_name: str, workload_module: object) -> None:
     """Raise ConfigError if an attribute of the workload that must be a class or a dict has another
     type."""
     for attribute_name, base_class in (
@@ -372,18 +373,18 @@ def _check_attribute_types(name: str, workload_module: object) -> None:
         attribute_value = getattr(workload_module, attribute_name, base_class)
         if not (isinstance(attribute_value, type) and issubclass(attribute_value, base_class)):
             raise ConfigError(
-                f'workload "{name}": {attribute_name} is {attribute_value!r}: it must be a'
+                f'workload "{workload_name}": {attribute_name} is {attribute_value!r}: it must be a'
                 f" subclass of {base_class.__name__}."
             )
 
     example_facts = getattr(workload_module, "example_facts", {})
     if not isinstance(example_facts, dict):
         raise ConfigError(
-            f'workload "{name}": example_facts is {example_facts!r}: it must be a dict.'
+            f'workload "{workload_name}": example_facts is {example_facts!r}: it must be a dict.'
         )
 
 
-def _list_required_names(name: str, workload_module: object) -> tuple[str, ...]:
+def _list_required_names(workload_name: str, workload_module: object) -> tuple[str, ...]:
     """Return the names that the workload must define. Raises ConfigError if the workload defines
     neither a model nor `load`."""
     other_names = tuple(
@@ -397,35 +398,37 @@ def _list_required_names(name: str, workload_module: object) -> tuple[str, ...]:
         return other_names
     if has_other_names and not families.has_model(workload_module):
         raise ConfigError(
-            f'workload "{name}" defines neither model nor families nor load: it must define model'
+            f'workload "{workload_name}" defines neither model nor families nor load: it must'
+            " define model"
             " (or families), dataset and loss if Rekindle trains it, or load(path, facts) if a"
             " program trains it (see docs/your-own-model.md)."
         )
     return REQUIRED_NAMES
 
 
-def check_program(name: str) -> None:
-    """Raise ConfigError unless the workload `name` defines `load`, which loads the result of a
-    program."""
-    workload_module = load(name)
+def check_program(workload_name: str) -> None:
+    """Raise ConfigError unless the workload `workload_name` defines `load`, which loads the result
+    of a program."""
+    workload_module = load(workload_name)
     if not hasattr(workload_module, LOAD_FUNCTION):
         raise ConfigError(
-            f'workload "{name}" does not define load(path, facts), but the config has a section'
+            f'workload "{workload_name}" does not define load(path, facts), but the config has a'
+            " section"
             " `program`: define load, which returns the model from the result of the program, or"
             " remove the section."
         )
 
 
-def takes_optional_argument(workload_module: object, name: str) -> bool:
-    """Return True if the workload's function `name` takes its optional argument
+def takes_optional_argument(workload_module: object, function_name: str) -> bool:
+    """Return True if the workload's function `function_name` takes its optional argument
     (OPTIONAL_ARGUMENTS)."""
-    optional_function = getattr(workload_module, name, None)
-    if name not in OPTIONAL_ARGUMENTS or not callable(optional_function):
+    optional_function = getattr(workload_module, function_name, None)
+    if function_name not in OPTIONAL_ARGUMENTS or not callable(optional_function):
         return False
     function_parameters = inspect.signature(optional_function).parameters.values()
     return sum(
         function_parameter.kind in POSITIONAL_KINDS for function_parameter in function_parameters
-    ) > len(FUNCTION_ARGUMENTS[name])
+    ) > len(FUNCTION_ARGUMENTS[function_name])
 
 
 def takes_champion_facts(workload_module: object) -> bool:
@@ -433,17 +436,19 @@ def takes_champion_facts(workload_module: object) -> bool:
     return takes_optional_argument(workload_module, "examples")
 
 
-def get_training_function(workload_module: object, name: str, model_section: object) -> Any:
+def get_training_function(
+    workload_module: object, function_name: str, model_section: object
+) -> Any:
     """Return the workload's function `optimizer` or `schedule`, with its optional argument set to
     the `model` section if the function has one; None if the workload does not define the
     function."""
-    training_function: Any = getattr(workload_module, name, None)
-    if takes_optional_argument(workload_module, name):
+    training_function: Any = getattr(workload_module, function_name, None)
+    if takes_optional_argument(workload_module, function_name):
         return lambda *arguments: training_function(*arguments, model_section)
     return training_function
 
 
-def _check_spelling(name: str, workload_module: object) -> None:
+def _check_spelling(workload_name: str, workload_module: object) -> None:
     """Raise ConfigError if a function of the workload looks like a misspelt optional function: the
     function has a similar name and the same arguments as an optional function that the workload
     does not define."""
@@ -461,7 +466,8 @@ def _check_spelling(name: str, workload_module: object) -> None:
         argument_names = tuple(inspect.signature(attribute_value).parameters)
         if similar_names and argument_names == FUNCTION_ARGUMENTS[similar_names[0]]:
             raise ConfigError(
-                f'workload "{name}" defines {attribute_name}({", ".join(argument_names)}), which'
+                f'workload "{workload_name}" defines'
+                f" {attribute_name}({', '.join(argument_names)}), which"
                 " the engine"
                 f' does not call. Did you mean "{similar_names[0]}"? If not, begin the name of the'
                 " function with an underscore."
@@ -469,7 +475,10 @@ def _check_spelling(name: str, workload_module: object) -> None:
 
 
 def _check_arguments(
-    workload_name: str, name: str, workload_function: object, argument_names: tuple[str, ...]
+    workload_name: str,
+    function_name: str,
+    workload_function: object,
+    argument_names: tuple[str, ...],
 ) -> None:
     """Raise ConfigError unless `workload_function` can be called with the given arguments in their
     order."""
@@ -478,7 +487,8 @@ def _check_arguments(
 
     if not callable(workload_function):
         raise ConfigError(
-            f'workload "{workload_name}": {name} is {workload_function!r:.100}: it must be a'
+            f'workload "{workload_name}": {function_name} is {workload_function!r:.100}: it must'
+            " be a"
             " function."
         )
 
@@ -486,8 +496,10 @@ def _check_arguments(
         inspect.signature(workload_function).bind(*argument_names)
     except TypeError as error:
         raise ConfigError(
-            f'workload "{workload_name}": {name}{inspect.signature(workload_function)} cannot be'
-            f" called as {name}({', '.join(argument_names)}): {error}. Define it with these"
+            f'workload "{workload_name}": {function_name}{inspect.signature(workload_function)}'
+            " cannot be"
+            f" called as {function_name}({', '.join(argument_names)}): {error}. Define it with"
+            " these"
             " arguments."
         ) from error
 

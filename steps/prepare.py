@@ -153,7 +153,7 @@ def run(inputs: Inputs) -> Outputs:
     stale_data_warnings = moving_window.warn_of_stale_data(
         prepared, data_settings, run_time, last_runs, is_past=bool(inputs.backfill)
     )
-    comparison = _compare(inputs, run_id, prepared, run_time)
+    comparison = _compare_with_earlier_run(inputs, run_id, prepared, run_time)
     source_digest, mixed_source_warnings = digest_if_unchanged(data_settings.source, digest_before)
     warnings = [
         *prepared.warnings,
@@ -238,7 +238,9 @@ class RunComparison:
     warnings: list[str] = field(default_factory=list)
 
 
-def _compare(inputs: Inputs, run_id: str, prepared: Prepared, run_time: datetime) -> RunComparison:
+def _compare_with_earlier_run(
+    inputs: Inputs, run_id: str, prepared: Prepared, run_time: datetime
+) -> RunComparison:
     """Compare a scheduled run with the last scheduled run; the result is empty for other runs.
 
     If the run trains although the source is unchanged, a warning names the changes of code or

@@ -36,14 +36,14 @@ SETTINGS = (
 PACE_SETTING = "model.micro_batch_seconds=0.1"
 
 
-def start_run(namespace: Namespace, queue: str, steps: int, name: str, *settings: str) -> Run:
+def start_run(namespace: Namespace, queue: str, steps: int, run_name: str, *settings: str) -> Run:
     return Run.submit(
         namespace,
         *SETTINGS,
         PACE_SETTING,
         *queue_settings(queue, "normal"),
         f"train.steps={steps}",
-        f"name={name}",
+        f"name={run_name}",
         *settings,
         config=CONFIG,
     )

@@ -99,11 +99,11 @@ def measure_queue(home: Path, count: int, places: int) -> list[Bar]:
     ends = sorted(parse_time(status["finishedAt"]) for status in statuses)
     delays = [begin - end for begin, end in zip(starts[places:], ends, strict=False)]
     succeeded = sum(status["phase"] == "Succeeded" for status in statuses)
-    text = f"{count} workflows, {places} at a time"
+    page_text = f"{count} workflows, {places} at a time"
     return [
-        make_bar("workflows that succeeded", succeeded, "", count, "more", text),
+        make_bar("workflows that succeeded", succeeded, "", count, "more", page_text),
         make_bar("one workflow is queued", queued_s / count, "s"),
-        make_bar("one workflow of the queue", total_s / count, "s", remark_text=text),
+        make_bar("one workflow of the queue", total_s / count, "s", remark_text=page_text),
         make_bar(
             "the next run starts after the end of another", delays or [0.0], "s", NEXT_START_LIMIT_S
         ),
@@ -117,13 +117,13 @@ def copy_runs(home: Path, count: int) -> None:
     manifest = (source.root / MANIFEST_FILE).read_text()
     journal = (source.root / JOURNAL_FILE).read_text()
     existing = sum(1 for _ in RunFiles.all(home))
-    for number in range(existing, count):
-        name = f"run-{number:05}"
-        root = home / "runs" / name
+    for run_number in range(existing, count):
+        run_name = f"run-{run_number:05}"
+        root = home / "runs" / run_name
         shutil.rmtree(root, ignore_errors=True)
         root.mkdir()
-        (root / MANIFEST_FILE).write_text(manifest.replace(source.name, name))
-        (root / JOURNAL_FILE).write_text(journal.replace(source.name, name))
+        (root / MANIFEST_FILE).write_text(manifest.replace(source.name, run_name))
+        (root / JOURNAL_FILE).write_text(journal.replace(source.name, run_name))
 
 
 def measure_request(client: httpx.Client, address: str) -> float:

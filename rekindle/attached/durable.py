@@ -67,9 +67,9 @@ def read_run_id(folder: Path) -> str | None:
     """Return the id of the training that writes checkpoints into a folder; None for a new
     folder."""
     with suppress(OSError):
-        text = (folder / RUN_ID_FILE).read_text().strip()
-        if re.fullmatch(r"[0-9a-f]{12}", text):
-            return text
+        run_id_text = (folder / RUN_ID_FILE).read_text().strip()
+        if re.fullmatch(r"[0-9a-f]{12}", run_id_text):
+            return run_id_text
     return None
 
 

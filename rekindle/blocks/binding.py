@@ -96,26 +96,27 @@ def dump_model(model_or_value: object) -> Any:
     return model_or_value
 
 
-def check_section(name: str, section_value: object, section_type: type[Section]) -> None:
+def check_section(section_name: str, section_value: object, section_type: type[Section]) -> None:
     """Raise WiringError unless `section_value` is a valid `section_type` of the config, or None."""
     if section_value is None:
         return
 
     if not isinstance(section_value, section_type):
         raise_error(
-            f"{name} is {describe(section_value)}, not the section `{name}`: pass"
-            f" config.{name}.model_copy(update={{...}}) or a {section_type.__name__}."
+            f"{section_name} is {describe(section_value)}, not the section `{section_name}`: pass"
+            f" config.{section_name}.model_copy(update={{...}}) or a {section_type.__name__}."
         )
 
     # validate the section again, because `model_copy` does not validate changed fields
     valid_fields = set(type(section_value).model_fields)
     for unknown_field in vars(section_value).keys() - valid_fields:
         raise_error(
-            f"config.{name} has no {unknown_field}.{suggest_similar(unknown_field, valid_fields)}"
+            f"config.{section_name} has no {unknown_field}."
+            f"{suggest_similar(unknown_field, valid_fields)}"
         )
 
     try:
-        parse_section(type(section_value), vars(section_value), name)
+        parse_section(type(section_value), vars(section_value), section_name)
     except ConfigError as error:
         raise_error(" ".join(error.lines))
 
@@ -197,15 +198,15 @@ def validate_inputs(
 
 
 def _validate_input(
-    input_label: str, name: str, input_field: FieldInfo, input_value: object
+    input_label: str, input_name: str, input_field: FieldInfo, input_value: object
 ) -> Any:
     if isinstance(input_value, Task):
         output_names = list(input_value.outputs) if isinstance(input_value, Block) else []
         output_listing = f": {', '.join(output_names)}" if output_names else ""
-        if name in output_names:
-            suggestion = f", as in TASK.outputs.{name}"
+        if input_name in output_names:
+            suggestion = f", as in TASK.outputs.{input_name}"
         else:
-            suggestion = output_listing + suggest_similar(name, output_names)
+            suggestion = output_listing + suggest_similar(input_name, output_names)
 
         raise_error(
             f"{input_label} is {describe(input_value)}: pass one of its outputs{suggestion}."
@@ -222,7 +223,7 @@ def _validate_input(
 
         raise_error(
             f"{input_label} is an artifact, and {value_source} is not: pass an artifact, as in"
-            f" TASK.outputs.{name}."
+            f" TASK.outputs.{input_name}."
         )
 
     if isinstance(input_value, (Artifact, m.Artifact)):

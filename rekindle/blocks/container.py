@@ -71,15 +71,15 @@ def retry_watcher(max_retries: int) -> RetryStrategy:
 
 
 def step_template(
-    name: str,
+    template_name: str,
     step_module: str,
     cluster: ClusterConfig,
     pod_config: PodConfig,
     *,
     in_loop: bool = False,
 ) -> Container:
-    """Return the template `name` that runs the step `step_module`; with `in_loop`, the template
-    is for tasks in loops."""
+    """Return the template `template_name` that runs the step `step_module`; with `in_loop`, the
+    template is for tasks in loops."""
     step_definition = load_step_module(step_module)
     template_inputs, input_flags = _build_inputs(step_definition)
     template_outputs, output_flags = _build_outputs(step_definition, in_loop)
@@ -100,7 +100,7 @@ def step_template(
         ]
 
     return Container(
-        name=name,
+        name=template_name,
         image=pod_config.image,
         image_pull_policy="IfNotPresent",
         command=["python"],

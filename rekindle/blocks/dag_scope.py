@@ -63,7 +63,7 @@ class Scope:
             name
             for name in unique_names
             if not any(
-                self._precedes(name, later_name)
+                self._is_before(name, later_name)
                 for later_name in unique_names
                 if later_name != name
             )
@@ -72,17 +72,17 @@ class Scope:
         self.order.setdefault(task_name, len(self.order))
         return after_all(direct_predecessors)
 
-    def _precedes(self, name: str, successor_name: str) -> bool:
-        """Return whether `successor_name` depends on `name`, directly or indirectly."""
+    def _is_before(self, task_name: str, successor_name: str) -> bool:
+        """Return whether `successor_name` depends on `task_name`, directly or indirectly."""
         # a block depends only on blocks that were created before it, so the search can ignore the
-        # blocks that were created before `name`
-        lowest_position = self.order.get(name, 0)
+        # blocks that were created before `task_name`
+        lowest_position = self.order.get(task_name, 0)
         visited_tasks = {successor_name}
 
         pending_tasks = [successor_name]
         while pending_tasks:
             for earlier_task in self.predecessors.get(pending_tasks.pop(), ()):
-                if earlier_task == name:
+                if earlier_task == task_name:
                     return True
 
                 if (
@@ -126,8 +126,8 @@ class StoredArtifact(S3Artifact):
     producer: Producer
 
     @classmethod
-    def from_key(cls, name: str, key: str, producer: Producer) -> "StoredArtifact":
-        stored_artifact = cls(name=name, key=key, archive=NoneArchiveStrategy())
+    def from_key(cls, artifact_name: str, key: str, producer: Producer) -> "StoredArtifact":
+        stored_artifact = cls(name=artifact_name, key=key, archive=NoneArchiveStrategy())
         stored_artifact.producer = producer
         return stored_artifact
 

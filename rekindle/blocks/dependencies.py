@@ -70,8 +70,8 @@ def after_any(task_names: Iterable[str], end_phases: Iterable[str]) -> Dependenc
     return Dependencies((Alternatives(task_results),) if task_results else ())
 
 
-def parse_depends(text: str | None) -> Dependencies:
+def parse_depends(depends_text: str | None) -> Dependencies:
     """Parse a `depends` expression that the user or Hera has written."""
-    if text and CONJUNCTION.fullmatch(text):
-        return after_all(text.split(" && "))
-    return after_all([text] if text else [])
+    if depends_text and CONJUNCTION.fullmatch(depends_text):
+        return after_all(depends_text.split(" && "))
+    return after_all([depends_text] if depends_text else [])

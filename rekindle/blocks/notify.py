@@ -15,7 +15,7 @@ NOTIFY_STEP = "steps.monitoring.notify"
 
 
 def build_notification_dag(
-    name: str,
+    dag_name: str,
     notify_template: Container,
     notify_config: NotifyConfig,
     step_inputs: Mapping[str, str],
@@ -34,7 +34,7 @@ def build_notification_dag(
         field_name: format_parameter(value) for field_name, value in dict(notify_config).items()
     } | dict(step_inputs)
 
-    with DAG(name=name) as dag:
+    with DAG(name=dag_name) as dag:
         Task(
             name="notify",
             template=notify_template,

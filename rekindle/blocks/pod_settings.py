@@ -140,11 +140,11 @@ def pod_metadata(pod_config: "PodConfig", labels: Mapping[str, str] = WORKFLOW_L
 
 
 def hardened_container(
-    name: str, pod: "PodConfig", args: list[str], **container_fields: object
+    container_name: str, pod: "PodConfig", args: list[str], **container_fields: object
 ) -> Manifest:
     """Return a hardened container that runs `python ARGS` with the common environment."""
     return {
-        "name": name,
+        "name": container_name,
         "image": pod.image,
         "imagePullPolicy": "IfNotPresent",
         "command": ["python"],
@@ -222,6 +222,6 @@ def pod_spec(
     return {key: value for key, value in spec_values.items() if value not in ({}, [], "")}
 
 
-def workflow_labels(name: str) -> dict[str, str]:
-    """Return the labels by which commands find the workflows of the pipeline `name`."""
-    return {**PART_OF_REKINDLE, NAME_LABEL: name}
+def workflow_labels(pipeline_name: str) -> dict[str, str]:
+    """Return the labels by which commands find the workflows of the pipeline `pipeline_name`."""
+    return {**PART_OF_REKINDLE, NAME_LABEL: pipeline_name}

@@ -17,19 +17,19 @@ def read_presets() -> dict[str, dict[str, Any]]:
     return yaml.safe_load(Path(__file__).with_name("presets.yaml").read_text())
 
 
-def find_preset(name: str, config_key: str, available_presets: Mapping[str, Any]) -> Any:
-    """Return the preset called `name`. Raises ValueError with a suggestion if the preset does not
-    exist; the message names `config_key`, the config key that selects the preset."""
-    if name not in available_presets:
-        refusal_reason = read_presets()["refused"].get(name)
+def find_preset(preset_name: str, config_key: str, available_presets: Mapping[str, Any]) -> Any:
+    """Return the preset called `preset_name`. Raises ValueError with a suggestion if the preset
+    does not exist; the message names `config_key`, the config key that selects the preset."""
+    if preset_name not in available_presets:
+        refusal_reason = read_presets()["refused"].get(preset_name)
         if refusal_reason:
-            raise ValueError(f"{config_key} is {name}: {refusal_reason}")
+            raise ValueError(f"{config_key} is {preset_name}: {refusal_reason}")
         hint = (
-            suggest_similar(name, set(available_presets))
+            suggest_similar(preset_name, set(available_presets))
             or f" Available: {', '.join(available_presets)}."
         )
-        raise ValueError(f'{config_key} is "{name}": this preset does not exist.{hint}')
-    return available_presets[name]
+        raise ValueError(f'{config_key} is "{preset_name}": this preset does not exist.{hint}')
+    return available_presets[preset_name]
 
 
 def merge_mappings(*mapping_layers: Mapping[str, Any]) -> dict[str, Any]:

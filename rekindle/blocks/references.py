@@ -55,12 +55,14 @@ class References:
                 )
                 self._let_group_depend_on(enclosing_group, output_producer.task)
 
-        text = _read_reference_text(referring_value)
-        local_text = REFERENCE.sub(lambda match: self._localize_reference(scope, match), text)
+        localized_text = _read_reference_text(referring_value)
+        local_text = REFERENCE.sub(
+            lambda match: self._localize_reference(scope, match), localized_text
+        )
         if isinstance(referring_value, (str, Condition, Parameter)):
             return local_text
 
-        if local_text != text:
+        if local_text != localized_text:
             raise_error(
                 f"the artifact {referring_value.name} is from a DAG outside {scope.dag.name}: pass"
                 " an artifact output of a block."
@@ -116,20 +118,22 @@ class References:
             f'the DAG {scopes[-1].dag.name} has no task "{task_name}" before this one.{hint}'
         )
 
-    def _let_group_depend_on(self, group: Scope, name: str) -> None:
+    def _let_group_depend_on(self, group: Scope, task_name: str) -> None:
         assert group.outer
         assert group.task
         group_task = group.task
         outer_scope = group.outer
-        if name == group_task.name:
+        if task_name == group_task.name:
             return
 
         predecessor_names = outer_scope.predecessors[group_task.name]
         # True if the user has added dependencies of the group, such as `a >> group`
         is_ordered_by_hand = group_task.waits_for != after_all(predecessor_names)
-        dependencies = outer_scope.add_dependencies(group_task.name, [*predecessor_names, name])
+        dependencies = outer_scope.add_dependencies(
+            group_task.name, [*predecessor_names, task_name]
+        )
         if is_ordered_by_hand:
-            dependencies = group_task.waits_for.with_tasks([name])
+            dependencies = group_task.waits_for.with_tasks([task_name])
         group_task.waits_for = dependencies
 
     def connect_plain_tasks(self) -> None:

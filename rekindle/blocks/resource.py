@@ -26,15 +26,15 @@ AFTER_SCALE_CONDITION = "scale || scale.Failed || scale.Errored"
 NUMBER_TAG = re.compile(r'"\{!(.+?)!\}"')
 
 
-def text_tag(name: str) -> str:
-    """Return the template tag that Argo replaces by the text of a template's input `name`."""
-    return f"{{{{inputs.parameters.{name}}}}}"
+def text_tag(input_name: str) -> str:
+    """Return the template tag that Argo replaces by the text of a template's input `input_name`."""
+    return f"{{{{inputs.parameters.{input_name}}}}}"
 
 
-def integer_input(name: str) -> str:
-    """Return a placeholder for the integer in the input `name`; `render` replaces the placeholder
-    by a template tag."""
-    return integer_placeholder(to_expression(f"inputs.parameters.{name}"))
+def integer_input(input_name: str) -> str:
+    """Return a placeholder for the integer in the input `input_name`; `render` replaces the
+    placeholder by a template tag."""
+    return integer_placeholder(to_expression(f"inputs.parameters.{input_name}"))
 
 
 def integer_placeholder(expression: str) -> str:
@@ -51,8 +51,8 @@ def render(manifest_or_patch: Manifest | list[Manifest]) -> str:
     (`quoting.in_json`). The JSON is indented so that its braces do not merge with the braces of
     tags.
     """
-    text = to_json(quote_in_json(manifest_or_patch), indent=1)
-    return NUMBER_TAG.sub(lambda match: integer_tag(match[1]), text)
+    manifest_text = to_json(quote_in_json(manifest_or_patch), indent=1)
+    return NUMBER_TAG.sub(lambda match: integer_tag(match[1]), manifest_text)
 
 
 def apply(

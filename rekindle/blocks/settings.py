@@ -481,11 +481,11 @@ class ClusterConfig(Section):
 
         return self
 
-    def _check_on_demand_workers(self, name: str, pod_config: PodConfig) -> None:
+    def _check_on_demand_workers(self, pod_kind: str, pod_config: PodConfig) -> None:
         """Raise ValueError unless workers on on-demand nodes can replace workers on preemptible
         nodes."""
-        key = f"cluster.pods.{name}.on_demand_after_minutes"
-        if name != "train":
+        key = f"cluster.pods.{pod_kind}.on_demand_after_minutes"
+        if pod_kind != "train":
             raise ValueError(
                 f"{key} is {pod_config.on_demand_after_minutes}: only the workers of a training can"
                 " be replaced by workers on other nodes. Remove it, or set it for train"

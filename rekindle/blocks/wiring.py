@@ -77,8 +77,8 @@ class Condition:
     """A condition on outputs, for the option `when`. `&`, `|` and `~` combine conditions; write
     each condition in parentheses."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, condition_text: str) -> None:
+        self.text = condition_text
 
     def __str__(self) -> str:
         return f"{{{{={self.text}}}}}"
@@ -351,9 +351,9 @@ class Block(Task):
         raise AttributeError(f"{type(self).__name__} has no attribute {name}")
 
 
-def resolve(start_block: object, name: str, default_value: object = None) -> Any:
-    """Return the output or input `name` of `start_block` or, if `start_block` has neither, of its
-    nearest predecessor with such an output or input.
+def resolve(start_block: object, input_name: str, default_value: object = None) -> Any:
+    """Return the output or input `input_name` of `start_block` or, if `start_block` has neither, of
+    its nearest predecessor with such an output or input.
 
     If no such output or input exists, return `default_value`, or raise WiringError if
     `default_value` is None.
@@ -365,18 +365,18 @@ def resolve(start_block: object, name: str, default_value: object = None) -> Any
         )
 
     for candidate_block in _with_predecessors(start_block):
-        if name in candidate_block.outputs:
-            return getattr(candidate_block.outputs, name)
-        if name in candidate_block.inputs:
-            return candidate_block.inputs[name]
+        if input_name in candidate_block.outputs:
+            return getattr(candidate_block.outputs, input_name)
+        if input_name in candidate_block.inputs:
+            return candidate_block.inputs[input_name]
 
     if default_value is not None:
         return default_value
 
-    hint = suggest_similar(name, set(dir(start_block.outputs)))
+    hint = suggest_similar(input_name, set(dir(start_block.outputs)))
     raise_error(
-        f'{start_block.name} does not provide "{name}", which is required: pass it as'
-        f" {name}=...{hint}"
+        f'{start_block.name} does not provide "{input_name}", which is required: pass it as'
+        f" {input_name}=...{hint}"
     )
 
 
@@ -396,14 +396,14 @@ def resolve_digest(block: Block, step_inputs: Mapping[str, Any]) -> dict[str, An
     return {"digest": ""}
 
 
-def find_provider(start_block: Block, name: str) -> Block | None:
-    """Return the block with the output `name`, which is `start_block` or the nearest of its
+def find_provider(start_block: Block, output_name: str) -> Block | None:
+    """Return the block with the output `output_name`, which is `start_block` or the nearest of its
     predecessors."""
     return next(
         (
             candidate_block
             for candidate_block in _with_predecessors(start_block)
-            if name in candidate_block.outputs
+            if output_name in candidate_block.outputs
         ),
         None,
     )
@@ -444,14 +444,14 @@ def describe(described_value: object) -> str:
             f" {described_value.__name__}"
         )
 
-    text = " ".join(repr(described_value).split())
+    value_text = " ".join(repr(described_value).split())
     if isinstance(described_value, str):
-        return truncate(text, MAX_VALUE_CHARS)
+        return truncate(value_text, MAX_VALUE_CHARS)
 
-    if isinstance(described_value, BaseModel) or len(text) > MAX_VALUE_CHARS:
+    if isinstance(described_value, BaseModel) or len(value_text) > MAX_VALUE_CHARS:
         return f"a {type(described_value).__name__}"
 
-    return text
+    return value_text
 
 
 def to_expression(path: str) -> str:

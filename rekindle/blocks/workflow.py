@@ -165,16 +165,16 @@ class Pipeline(References):
         group_name, group_suffix = self._innermost_group()
         default_name += group_suffix if group_suffix not in default_name else ""
 
-        name = requested_name or default_name
-        if name in self.names and group_name and not group_suffix:
-            name = f"{default_name}-{group_name}"
+        free_name = requested_name or default_name
+        if free_name in self.names and group_name and not group_suffix:
+            free_name = f"{default_name}-{group_name}"
 
-        while name in self.names:
+        while free_name in self.names:
             self.last_numbers[default_name] = self.last_numbers.get(default_name, 1) + 1
-            name = f"{default_name}-{self.last_numbers[default_name]}"
+            free_name = f"{default_name}-{self.last_numbers[default_name]}"
 
-        self.names.add(name)
-        return name
+        self.names.add(free_name)
+        return free_name
 
     def _innermost_group(self) -> tuple[str, str]:
         """Return the name of the innermost group, and the suffix for the names of the tasks in this
@@ -187,12 +187,12 @@ class Pipeline(References):
         """Return a unique template name. A number is appended to `requested_name` if another
         template has this name."""
         existing_names = {template.name for template in self.workflow.templates}
-        name = requested_name
+        template_name = requested_name
         name_number = 1
-        while name in existing_names:
+        while template_name in existing_names:
             name_number += 1
-            name = f"{requested_name}-{name_number}"
-        return name
+            template_name = f"{requested_name}-{name_number}"
+        return template_name
 
     def step_template(self, step_module: str, pod_kind: str, *, in_loop: bool = False) -> Container:
         """Return the template of a step, which all tasks of the step share."""
@@ -201,8 +201,10 @@ class Pipeline(References):
             self.pod_kinds.add(pod_kind)
             cluster = self.config.cluster
             pod_config = cluster.pod(pod_kind)
-            name = self.make_template_name(short_name(step_module))
-            template = step_template(name, step_module, cluster, pod_config, in_loop=in_loop)
+            template_name = self.make_template_name(short_name(step_module))
+            template = step_template(
+                template_name, step_module, cluster, pod_config, in_loop=in_loop
+            )
             if pod_kind == "train":
                 template = set_worker_settings(template, cluster, pod_config)
             self.step_templates[template_key] = template
@@ -497,7 +499,7 @@ def group(
 
 @contextmanager
 def nested_dag(
-    name: str,
+    dag_name: str,
     run_condition: Condition | str | None = None,
     predecessor_names: Iterable[str] = (),
     **dag_options: Any,
@@ -506,9 +508,9 @@ def nested_dag(
     task of the DAG runs after the tasks `predecessor_names`."""
     pipeline = current_pipeline()
     outer_scope = pipeline.current_scope()
-    nested_graph = Graph(name=pipeline.make_template_name(name), **dag_options)
+    nested_graph = Graph(name=pipeline.make_template_name(dag_name), **dag_options)
     group_task = pipeline.add_task(
-        name,
+        dag_name,
         nested_graph,
         {},
         {} if run_condition is None else {"when": run_condition},
@@ -608,11 +610,13 @@ def _is_unchanged(input_value: object) -> bool:
     return isinstance(input_value, (str, StoredArtifact)) or hasattr(input_value, "from_")
 
 
-def _build_output_value(block: Block, name: str, output_type: object, *, is_cached: bool) -> Value:
-    """Return the output parameter `name` of a block. If the block is cached, the value of the
-    output comes from the cached run."""
-    path = f"tasks.{block.name}.outputs.parameters.{name}"
-    own_value = Value(name, path, output_type)
+def _build_output_value(
+    block: Block, output_name: str, output_type: object, *, is_cached: bool
+) -> Value:
+    """Return the output parameter `output_name` of a block. If the block is cached, the value of
+    the output comes from the cached run."""
+    path = f"tasks.{block.name}.outputs.parameters.{output_name}"
+    own_value = Value(output_name, path, output_type)
     if not is_cached:
         return own_value
 

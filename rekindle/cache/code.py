@@ -79,7 +79,8 @@ def _identity_facts(module_names: tuple[str, ...], folders: tuple[str, ...]) -> 
 def module_digests(module_names: Iterable[str], folders: Iterable[str]) -> dict[str, str]:
     """Return the sha256 of the file of each module in `imported_files`."""
     return {
-        name: _sha256(path) for name, path in sorted(imported_files(module_names, folders).items())
+        name: _hash_file(path)
+        for name, path in sorted(imported_files(module_names, folders).items())
     }
 
 
@@ -91,11 +92,11 @@ def existing_modules(candidate_names: Iterable[str], folders: Iterable[str]) -> 
     return sorted(name for name in candidate_names if _find_file(name, find_package))
 
 
-def is_installed_module(name: str) -> bool:
+def is_installed_module(module_name: str) -> bool:
     """Return True if a module belongs to an installed package, since the code identity contains the
     version of an installed package, not its files."""
     with suppress(ImportError, ValueError, AttributeError):
-        module_spec = importlib.util.find_spec(name.partition(".")[0])
+        module_spec = importlib.util.find_spec(module_name.partition(".")[0])
         return bool(module_spec and module_spec.origin and is_installed(Path(module_spec.origin)))
     return False
 
@@ -118,28 +119,28 @@ def imported_files(module_names: Iterable[str], folders: Iterable[str]) -> dict[
     root_folders = [*map(Path, folders), project.REFERENCE]
     files_by_module = _imported_files(module_names, root_folders)
 
-    for name in module_names:
-        file = files_by_module.get(name)
+    for module_name in module_names:
+        file = files_by_module.get(module_name)
         if file and _is_package(file):
             files_by_module.update(
                 {
-                    f"{name}/{path.relative_to(file.parent)}": path
+                    f"{module_name}/{path.relative_to(file.parent)}": path
                     for path in _files_below(file.parent)
                 }
             )
 
-    for name in module_names:
-        script_file = _find_script(name, root_folders)
+    for module_name in module_names:
+        script_file = _find_script(module_name, root_folders)
         if script_file:
             # Python searches the folder of the started program first
             script_imports = _imported_files(
                 _list_imports(script_file, ""), [script_file.parent, *root_folders]
             )
-            files_by_module[name] = script_file
+            files_by_module[module_name] = script_file
             for imported_module, path in script_imports.items():
                 # the folder of the program may contain a different module of the same name
                 if files_by_module.setdefault(imported_module, path) != path:
-                    files_by_module[f"{name}:{imported_module}"] = path
+                    files_by_module[f"{module_name}:{imported_module}"] = path
 
     return files_by_module
 
@@ -155,30 +156,32 @@ def _imported_files(module_names: Iterable[str], root_folders: list[Path]) -> di
     find_package = cache(partial(_find_package, root_folders=root_folders))
 
     while pending_modules:
-        name = pending_modules.pop()
-        if name in files_by_module:
+        module_name = pending_modules.pop()
+        if module_name in files_by_module:
             continue
         # Python runs the parent package even if the module is an attribute of it, or has no file
-        parent_package = name.rpartition(".")[0]
+        parent_package = module_name.rpartition(".")[0]
         if parent_package:
             pending_modules.append(parent_package)
 
-        file = _find_file(name, find_package)
+        file = _find_file(module_name, find_package)
         if file is None:
             continue
 
-        files_by_module[name] = file
-        package_name = name if _is_package(file) else parent_package
+        files_by_module[module_name] = file
+        package_name = module_name if _is_package(file) else parent_package
         pending_modules += _list_imports(file, package_name)
 
     return files_by_module
 
 
-def _find_script(name: str, root_folders: Iterable[Path]) -> Path | None:
+def _find_script(script_name: str, root_folders: Iterable[Path]) -> Path | None:
     """Return the file of the project that a name with the prefix FILE_PREFIX denotes."""
-    if not name.startswith(FILE_PREFIX):
+    if not script_name.startswith(FILE_PREFIX):
         return None
-    candidate_files = (root_folder / name.removeprefix(FILE_PREFIX) for root_folder in root_folders)
+    candidate_files = (
+        root_folder / script_name.removeprefix(FILE_PREFIX) for root_folder in root_folders
+    )
     return next(filter(Path.is_file, candidate_files), None)
 
 
@@ -196,21 +199,21 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 @cache
-def _sha256(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _find_file(
-    name: str, find_package: Callable[[str], tuple[Path | None, list[Path]]]
+    module_name: str, find_package: Callable[[str], tuple[Path | None, list[Path]]]
 ) -> Path | None:
     """Return the file of a module of the project or of an editable installation; None for a module
     of an installed package. `find_package`: the function _find_package with the folders of the
     project as an argument."""
-    if name.startswith(FILE_PREFIX):
+    if module_name.startswith(FILE_PREFIX):
         return None
 
-    package_name, *submodule_names = name.split(".")
+    package_name, *submodule_names = module_name.split(".")
     file, folders = find_package(package_name)
     for submodule_name in submodule_names:
         if not folders:
@@ -249,15 +252,15 @@ def _find_package(
     return file, folders
 
 
-def _find_in_folders(folders: Iterable[Path], name: str) -> tuple[Path | None, list[Path]]:
-    """Return the file of the module `name` in the first folder that contains the module, and the
-    folders of its submodules.
+def _find_in_folders(folders: Iterable[Path], module_name: str) -> tuple[Path | None, list[Path]]:
+    """Return the file of the module `module_name` in the first folder that contains the module, and
+    the folders of its submodules.
 
     As in Python, a folder without `__init__` is part of a namespace package, and is used only if no
     folder has a module or a regular package of that name. For a namespace package, no file is
     returned.
     """
-    path_stems = [folder / name for folder in folders]
+    path_stems = [folder / module_name for folder in folders]
     submodule_folders = [path_stem for path_stem in path_stems if path_stem.is_dir()]
 
     for path_stem in path_stems:
@@ -371,10 +374,10 @@ def _list_imports(file: Path, package_name: str) -> list[str]:
     # ignore source that cannot be parsed, because Python reports the error on import; deeply nested
     # source raises RecursionError or MemoryError
     with suppress(SyntaxError, RecursionError, MemoryError):
-        for name in _iterate_imports(ast.parse(file.read_bytes())):
+        for imported_name in _iterate_imports(ast.parse(file.read_bytes())):
             # ImportError: a relative import has too many dots, and leads out of the package
             with suppress(ImportError):
-                module_names[importlib.util.resolve_name(name, package_name)] = None
+                module_names[importlib.util.resolve_name(imported_name, package_name)] = None
     return list(module_names)
 
 
@@ -428,10 +431,10 @@ def _iterate_call_imports(call_node: ast.Call) -> Iterator[str]:
     if module_name:
         yield module_name
 
-    for text in _iterate_literal_texts(call_node):
-        yield text
+    for literal_text in _iterate_literal_texts(call_node):
+        yield literal_text
         if module_name:
-            yield f"{module_name}.{text}"
+            yield f"{module_name}.{literal_text}"
 
 
 def _iterate_literal_texts(call_node: ast.Call) -> Iterator[str]:
@@ -439,6 +442,6 @@ def _iterate_literal_texts(call_node: ast.Call) -> Iterator[str]:
     for argument_node in argument_nodes:
         for syntax_node in ast.walk(argument_node):
             if isinstance(syntax_node, ast.Constant) and isinstance(syntax_node.value, str):
-                text = syntax_node.value
-                if text and "/" not in text:
-                    yield text
+                literal_text = syntax_node.value
+                if literal_text and "/" not in literal_text:
+                    yield literal_text

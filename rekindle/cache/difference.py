@@ -138,13 +138,13 @@ def _find_code_differences(
 def _compare_mappings(
     difference_kind: str, recorded_values: dict[str, Any], current_values: dict[str, Any]
 ) -> Iterator[Difference]:
-    for name in dict.fromkeys([*recorded_values, *current_values]):
-        if recorded_values.get(name, MISSING_VALUE) != current_values.get(name, MISSING_VALUE):
+    for key in dict.fromkeys([*recorded_values, *current_values]):
+        if recorded_values.get(key, MISSING_VALUE) != current_values.get(key, MISSING_VALUE):
             yield Difference(
                 difference_kind,
-                name,
-                str(recorded_values.get(name, MISSING_VALUE)),
-                str(current_values.get(name, MISSING_VALUE)),
+                key,
+                str(recorded_values.get(key, MISSING_VALUE)),
+                str(current_values.get(key, MISSING_VALUE)),
             )
 
 
@@ -153,16 +153,16 @@ def _flatten_inputs(input_texts: dict[str, str], name_prefix: str = "") -> dict[
     instead of `train`."""
     flat_texts: dict[str, str] = {}
 
-    for name, text in input_texts.items():
-        parsed_value: object = text
-        if isinstance(text, str) and text[:1] == "{":
+    for input_name, input_text in input_texts.items():
+        parsed_value: object = input_text
+        if isinstance(input_text, str) and input_text[:1] == "{":
             with suppress(ValueError, TypeError):
-                parsed_value = loads(text)
+                parsed_value = loads(input_text)
 
         if isinstance(parsed_value, dict) and parsed_value:
-            flat_texts.update(_flatten_inputs(parsed_value, f"{name_prefix}{name}."))
+            flat_texts.update(_flatten_inputs(parsed_value, f"{name_prefix}{input_name}."))
         else:
-            flat_texts[f"{name_prefix}{name}"] = (
+            flat_texts[f"{name_prefix}{input_name}"] = (
                 parsed_value if isinstance(parsed_value, str) else to_json(parsed_value)
             )
 

@@ -242,8 +242,8 @@ def reason_invalid(
     function that returns the number of files and the number of bytes of an artifact."""
     if time.time() - cache_entry.made > max_age_days * DAY_S:
         return f"older than {max_age_days:g} days"
-    for name, recorded_facts in cache_entry.artifacts.items():
-        artifact_key = f"{cache_entry.at}/{name}"
+    for artifact_name, recorded_facts in cache_entry.artifacts.items():
+        artifact_key = f"{cache_entry.at}/{artifact_name}"
         if measure_artifact(artifact_key) != (recorded_facts["files"], recorded_facts["bytes"]):
             return f"{artifact_key} is missing or incomplete"
     return ""
@@ -437,8 +437,8 @@ class Lookup:
         if run_name not in self.sizes:
             artifact_sizes: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
             for run_object in self.store.list(f"{run_name}/"):
-                name = "/".join(run_object.key.split("/")[:3])
-                file_count, total_bytes = artifact_sizes[name]
-                artifact_sizes[name] = file_count + 1, total_bytes + run_object.size
+                object_name = "/".join(run_object.key.split("/")[:3])
+                file_count, total_bytes = artifact_sizes[object_name]
+                artifact_sizes[object_name] = file_count + 1, total_bytes + run_object.size
             self.sizes[run_name] = artifact_sizes
         return self.sizes[run_name].get(artifact_key, (0, 0))

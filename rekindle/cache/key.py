@@ -35,10 +35,10 @@ Facts = dict[str, Any]
 OpenBucket = Callable[[str], "Store"]
 
 
-def _open_bucket(name: str) -> "Store":
+def _open_bucket(bucket_name: str) -> "Store":
     from rekindle.storage import Store
 
-    return Store(name, os.environ.get(S3_ENDPOINT_URL) or None)
+    return Store(bucket_name, os.environ.get(S3_ENDPOINT_URL) or None)
 
 
 def collect_facts(

@@ -60,12 +60,12 @@ def _record_event(event_name: str, event_arguments: tuple[object, ...]) -> None:
             pass
 
 
-def _find_existing_file(name: str) -> set[str]:
+def _find_existing_file(file_name: str) -> set[str]:
     """Return a set with the named file, or with the archive that contains the named file; return an
     empty set if the name denotes generated code."""
     # OSError: the name is relative, and the working directory no longer exists
     with suppress(OSError):
-        path = os.path.abspath(name)
+        path = os.path.abspath(file_name)
         while not os.path.exists(path):
             path = os.path.dirname(path)
         if os.path.isdir(path):

@@ -139,7 +139,7 @@ def look_up_tasks(
     """
     known_outputs = _KnownOutputs(_read_parameters(manifest) | dict(parameter_overrides))
     templates_by_name = {
-        template["name"]: template for template in _workflow_spec(manifest).get("templates", [])
+        template["name"]: template for template in _get_workflow_spec(manifest).get("templates", [])
     }
     cacheable_tasks = list(_iterate_cacheable_tasks(templates_by_name, known_outputs.cached_rows))
     cache_lookup = Lookup(store, len(cacheable_tasks), is_read_only)
@@ -233,25 +233,27 @@ class CachedRow(Document):
     at: str
 
 
-def parse_cached(text: str) -> dict[str, Any]:
+def parse_cached(cached_text: str) -> dict[str, Any]:
     """Return the workflow parameter CACHED as a mapping; its values are the rows of the tasks (see
     CachedRow), and texts, such as `yes` for the key REUSE. Raises InvalidDocument."""
-    cached_values = parse_object(text, CACHED_SOURCE)
-    for name, row_value in cached_values.items():
+    cached_values = parse_object(cached_text, CACHED_SOURCE)
+    for row_name, row_value in cached_values.items():
         if isinstance(row_value, dict):
             parse_document(
-                CachedRow, to_json(row_value), f"{format_untrusted(name)} in {CACHED_SOURCE}"
+                CachedRow, to_json(row_value), f"{format_untrusted(row_name)} in {CACHED_SOURCE}"
             )
     return cached_values
 
 
-def _workflow_spec(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+def _get_workflow_spec(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     workflow_spec = manifest.get("spec") or {}
     return workflow_spec.get("workflowSpec") or workflow_spec
 
 
 def _read_parameters(manifest: Mapping[str, Any]) -> dict[str, str]:
-    workflow_parameters = (_workflow_spec(manifest).get("arguments") or {}).get("parameters") or []
+    workflow_parameters = (_get_workflow_spec(manifest).get("arguments") or {}).get(
+        "parameters"
+    ) or []
     return {
         workflow_parameter["name"]: str(workflow_parameter.get("value", ""))
         for workflow_parameter in workflow_parameters
@@ -468,11 +470,11 @@ def replace_unknown(
     """Return the texts of inputs; replace a text by "" if it contains a template tag and the field
     of the input requires a pattern."""
     known_texts = dict(input_texts)
-    for name, text in input_texts.items():
+    for input_name, input_text in input_texts.items():
         has_pattern = any(
             getattr(field_metadata, "pattern", None)
-            for field_metadata in inputs_model.model_fields[name].metadata
+            for field_metadata in inputs_model.model_fields[input_name].metadata
         )
-        if "{{" in text and has_pattern:
-            known_texts[name] = ""
+        if "{{" in input_text and has_pattern:
+            known_texts[input_name] = ""
     return known_texts

@@ -50,9 +50,9 @@ def list_named_modules(manifest: Mapping[str, Any], project_folders: Iterable[st
     return sorted([*code.existing_modules(dotted_names, project_folders), *named_files])
 
 
-def list_named_files(text: str, project_folders: Iterable[str]) -> list[str]:
+def list_named_files(source_text: str, project_folders: Iterable[str]) -> list[str]:
     """Return the files of the project whose paths occur in a command."""
-    candidate_names = FILE_NAME.findall(ESCAPES.sub(" ", text))
+    candidate_names = FILE_NAME.findall(ESCAPES.sub(" ", source_text))
     project_files = (find_project_file(name, project_folders) for name in candidate_names)
     return list(filter(None, project_files))
 

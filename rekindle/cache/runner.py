@@ -197,22 +197,25 @@ class _StepRun:
     def _write_cached_outputs(self, cache_entry: entries.Entry) -> None:
         """Write the outputs of `cache_entry` to the output files. Raises DataError if an artifact
         is damaged."""
-        for name, output_file in self.output_files.items():
-            if name in cache_entry.artifacts:
-                self.store.download(f"{cache_entry.at}/{name}", output_file)
+        for output_name, output_file in self.output_files.items():
+            if output_name in cache_entry.artifacts:
+                self.store.download(f"{cache_entry.at}/{output_name}", output_file)
                 _reject_damaged_artifact(
-                    cache_entry, name, output_file, self.store.uri(f"{cache_entry.at}/{name}")
+                    cache_entry,
+                    output_name,
+                    output_file,
+                    self.store.uri(f"{cache_entry.at}/{output_name}"),
                 )
 
-        for name, output_file in self.output_files.items():
+        for output_name, output_file in self.output_files.items():
             output_file.parent.mkdir(parents=True, exist_ok=True)
-            if name == RUN_ID:
+            if output_name == RUN_ID:
                 run_id = f"{self.step_inputs.experiment}/{self.step_inputs.workflow}"
                 output_file.write_text(run_id)
-            elif name == REUSED_MODELS:
-                output_file.write_text(format_output(name, self.step_inputs.cached))
-            elif name not in cache_entry.artifacts:
-                output_file.write_text(cache_entry.outputs[name])
+            elif output_name == REUSED_MODELS:
+                output_file.write_text(format_output(output_name, self.step_inputs.cached))
+            elif output_name not in cache_entry.artifacts:
+                output_file.write_text(cache_entry.outputs[output_name])
 
         self.store.put(f"{self.task_reference}/{REUSED_FROM_OBJECT}", cache_entry.at.encode())
         write_stderr(
@@ -230,11 +233,11 @@ def _list_artifacts(inputs_or_outputs: StepInputs | StepOutputs) -> dict[str, Pa
 
 
 def _reject_damaged_artifact(
-    cache_entry: entries.Entry, name: str, path: Path, artifact_address: str
+    cache_entry: entries.Entry, artifact_name: str, path: Path, artifact_address: str
 ) -> None:
     """Delete a downloaded artifact and raise DataError if its sha256 differs from the entry."""
     actual_sha256 = describe_files(path)["sha256"]
-    recorded_sha256 = cache_entry.artifacts[name]["sha256"]
+    recorded_sha256 = cache_entry.artifacts[artifact_name]["sha256"]
     if actual_sha256 != recorded_sha256:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
         raise DataError(

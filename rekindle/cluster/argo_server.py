@@ -87,14 +87,15 @@ class ArgoServer:
         nodes."""
         return self._list(label_selector, is_metadata_only=True)
 
-    def read(self, name: str) -> Object:
+    def read(self, workflow_name: str) -> Object:
         """Return a run with its nodes, from the cluster or from Argo's archive. Raises
         RekindleError if the server does not answer, or if the run is malformed."""
-        workflow_object = self._request("GET", name)
+        workflow_object = self._request("GET", workflow_name)
         object_fault = find_fault(WORKFLOWS.plural, workflow_object)
         if object_fault:
             raise RekindleError(
-                f"{self.url} answered with the malformed run {name}: {object_fault}. Delete the"
+                f"{self.url} answered with the malformed run {workflow_name}: {object_fault}."
+                " Delete the"
                 " run, or correct it."
             )
         return workflow_object
@@ -125,7 +126,7 @@ class ArgoServer:
                 valid_runs.append(listed_run)
         return valid_runs
 
-    def _request(self, method: str, name: str = "", **request_options: Any) -> Object:
+    def _request(self, method: str, workflow_name: str = "", **request_options: Any) -> Object:
         """Send a request to the Argo server. Raises ConfigError if the server rejects the workflow,
         RekindleError for other errors."""
         from requests import RequestException
@@ -133,8 +134,8 @@ class ArgoServer:
         from rekindle.content.http_answers import send
 
         path_names = [PathName(self.namespace, "the namespace")]
-        if name:
-            path_names.append(PathName(name, "the name of a run"))
+        if workflow_name:
+            path_names.append(PathName(workflow_name, "the name of a run"))
         url = "/".join(
             [f"{self.address}/api/v1/workflows", *(path_name.quoted for path_name in path_names)]
         )

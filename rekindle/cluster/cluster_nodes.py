@@ -65,16 +65,20 @@ def read_nodes(cluster: Cluster, reads_pods: bool) -> list[Node]:
         if node_spec.get("unschedulable"):
             continue
 
-        name = node_object["metadata"]["name"]
+        node_name = node_object["metadata"]["name"]
         allocatable = parse_amounts((node_object.get("status") or {}).get("allocatable") or {})
         free_resources = {
-            key: resource_amount - requests_by_node.get(name, {}).get(key, 0.0)
+            key: resource_amount - requests_by_node.get(node_name, {}).get(key, 0.0)
             for key, resource_amount in allocatable.items()
         }
         node_labels = node_object["metadata"].get("labels") or {}
         nodes.append(
             Node(
-                name, node_labels, tuple(node_spec.get("taints") or ()), allocatable, free_resources
+                node_name,
+                node_labels,
+                tuple(node_spec.get("taints") or ()),
+                allocatable,
+                free_resources,
             )
         )
 
@@ -177,7 +181,7 @@ def _is_tolerated(pod: PodRequests, taint: Mapping[str, str]) -> bool:
     )
 
 
-def _format_amount(name: str, amount: float) -> str:
-    if name in ("memory", "ephemeral-storage"):
+def _format_amount(resource_name: str, amount: float) -> str:
+    if resource_name in ("memory", "ephemeral-storage"):
         return f"{amount / GIB_BYTES:.3g}Gi"
     return f"{amount:.3g}"

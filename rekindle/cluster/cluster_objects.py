@@ -25,8 +25,8 @@ class ClusterObjects:
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
 
-    def find(self, kind: str, name: str) -> Object | None:
-        return self.cluster.find(KINDS[kind], name)
+    def find(self, object_kind: str, object_name: str) -> Object | None:
+        return self.cluster.find(KINDS[object_kind], object_name)
 
     def deployments(
         self, model: str, on_malformed: Callable[[object], None] | None = None
@@ -39,10 +39,12 @@ class ClusterObjects:
             KINDS["Deployment"], label_selector, on_malformed=on_malformed
         )
 
-    def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
-        """Apply the merge patch `change` to an object. Raises ApiError; raises Conflict if the
-        resourceVersion in `change` is outdated."""
+    def patch(
+        self, object_kind: str, object_name: str, object_change: Object, dry_run: bool = False
+    ) -> None:
+        """Apply the merge patch `object_change` to an object. Raises ApiError; raises Conflict if
+        the resourceVersion in `object_change` is outdated."""
         try:
-            self.cluster.patch(KINDS[kind], name, change, dry_run)
+            self.cluster.patch(KINDS[object_kind], object_name, object_change, dry_run)
         except ApiError as error:
             raise Conflict(str(error)) if error.code == 409 else error from error

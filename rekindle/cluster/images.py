@@ -65,7 +65,7 @@ class Image:
 
 
 def build_image(
-    name: ImageName,
+    image_name: ImageName,
     tag: str,
     *,
     pushes_image: bool = False,
@@ -79,15 +79,17 @@ def build_image(
 
     Raises ConfigError without a Dockerfile or a builder, RekindleError if the build fails.
     """
-    project_root = project.find_project_root(Path.cwd()) if name == "project" else project.REFERENCE
+    project_root = (
+        project.find_project_root(Path.cwd()) if image_name == "project" else project.REFERENCE
+    )
     file = project_root / "images/Dockerfile"
 
-    if name != "project" and not (project_root / "uv.lock").is_file():
+    if image_name != "project" and not (project_root / "uv.lock").is_file():
         raise ConfigError(
             f"{project_root}/uv.lock is missing: images are built from a clone, not from a wheel."
         )
 
-    if name == "project" and (project_root == project.REFERENCE or not file.is_file()):
+    if image_name == "project" and (project_root == project.REFERENCE or not file.is_file()):
         raise ConfigError(
             f"{file} is not the Dockerfile of a project: `rekindle init NAME` creates a project"
             " with one."
@@ -105,7 +107,7 @@ def build_image(
             builder_tool,
             "build",
             *builder_arguments,
-            *BUILD_ARGUMENTS[name],
+            *BUILD_ARGUMENTS[image_name],
             *builder_flags,
             str(project_root),
         )
@@ -169,9 +171,9 @@ def _run_builder(*command: str) -> str:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as builder_process:
         assert builder_process.stdout
         builder_output = ""
-        for line in builder_process.stdout:
-            write_stderr(line.rstrip("\n"))
-            builder_output += line
+        for output_line in builder_process.stdout:
+            write_stderr(output_line.rstrip("\n"))
+            builder_output += output_line
 
     if builder_process.returncode:
         raise RekindleError(

@@ -49,15 +49,15 @@ class Resource:
     plural: str
     namespaced: bool = True
 
-    def path(self, namespace: str, name: str = "", subresource: str = "") -> str:
-        """Return the API path of an object or, without `name`, of all objects of this kind. Raises
-        InvalidName if `name` cannot be used as one segment of a path."""
+    def path(self, namespace: str, object_name: str = "", subresource: str = "") -> str:
+        """Return the API path of an object or, without `object_name`, of all objects of this kind.
+        Raises InvalidName if `object_name` cannot be used as one segment of a path."""
         if self.namespaced:
             namespace_segment = f"namespaces/{PathName(namespace, 'the namespace').quoted}"
         else:
             namespace_segment = ""
         api_root = "apis" if "/" in self.api else "api"
-        name_segment = PathName(name, self.plural).quoted if name else ""
+        name_segment = PathName(object_name, self.plural).quoted if object_name else ""
         return "/" + "/".join(
             filter(
                 None,
@@ -125,17 +125,17 @@ class Cluster:
     def in_namespace(self, namespace: str) -> "Cluster":
         return Cluster(self.client, self.context, namespace, self.flags)
 
-    def get(self, resource: Resource, name: str) -> Object:
+    def get(self, resource: Resource, object_name: str) -> Object:
         """Read an object from the API server. Raises ApiError; raises MalformedObject if the object
         does not match its type."""
-        kubernetes_object = self.call("GET", resource.path(self.namespace, name))
+        kubernetes_object = self.call("GET", resource.path(self.namespace, object_name))
         self._require_valid(resource, kubernetes_object)
         return kubernetes_object
 
-    def find(self, resource: Resource, name: str) -> Object | None:
+    def find(self, resource: Resource, object_name: str) -> Object | None:
         """Read an object from the API server; return None if the object does not exist."""
         try:
-            return self.get(resource, name)
+            return self.get(resource, object_name)
         except ApiError as error:
             if error.code == 404:
                 return None
@@ -233,9 +233,11 @@ class Cluster:
         if object_fault:
             raise self._make_malformed_error(resource, describe_name(listed_object), object_fault)
 
-    def _make_malformed_error(self, resource: Resource, name: str, fault: str) -> MalformedObject:
+    def _make_malformed_error(
+        self, resource: Resource, object_name: str, fault: str
+    ) -> MalformedObject:
         return MalformedObject(
-            f"{self.server} answered with a malformed object, {resource.plural} {name}:"
+            f"{self.server} answered with a malformed object, {resource.plural} {object_name}:"
             f" {fault}. Correct or delete the object with kubectl."
         )
 
@@ -265,24 +267,26 @@ class Cluster:
         `body` was read."""
         return self.call("PUT", resource.path(self.namespace, body["metadata"]["name"]), body)
 
-    def patch(self, resource: Resource, name: str, change: Object, dry_run: bool = False) -> Object:
+    def patch(
+        self, resource: Resource, object_name: str, change: Object, dry_run: bool = False
+    ) -> Object:
         """Apply a merge patch, in which None removes a field and a list replaces the whole old
         list."""
         return self.call(
             "PATCH",
-            resource.path(self.namespace, name),
+            resource.path(self.namespace, object_name),
             change,
             {"dryRun": "All"} if dry_run else {},
         )
 
-    def delete(self, resource: Resource, name: str, **options: object) -> None:
+    def delete(self, resource: Resource, object_name: str, **options: object) -> None:
         """Delete an object if it exists.
 
         With `propagationPolicy="Foreground"`, the object exists until all objects that it owns are
         deleted.
         """
         try:
-            self.call("DELETE", resource.path(self.namespace, name), options)
+            self.call("DELETE", resource.path(self.namespace, object_name), options)
         except ApiError as error:
             if error.code != 404:
                 raise
@@ -371,7 +375,7 @@ class Cluster:
             start_time = time.monotonic()
             try:
                 if not resource_version:
-                    resource_version, change_events = self._relist(
+                    resource_version, change_events = self._list_again(
                         resource, name, selectors, known_objects
                     )
                     last_success_time = time.monotonic()
@@ -417,18 +421,20 @@ class Cluster:
             time.sleep(pause_seconds)
             pause_seconds = min(5.0, pause_seconds * 2)
 
-    def _is_watchable(self, resource: Resource, name: str, kubernetes_object: object) -> bool:
-        """Return True for a valid object, False for a malformed object. If `name` is set, so that
-        only one object is watched, a malformed object raises MalformedObject."""
-        if name:
+    def _is_watchable(
+        self, resource: Resource, object_name: str, kubernetes_object: object
+    ) -> bool:
+        """Return True for a valid object, False for a malformed object. If `object_name` is set, so
+        that only one object is watched, a malformed object raises MalformedObject."""
+        if object_name:
             self._require_valid(resource, kubernetes_object)
             return True
         return self._is_valid(resource, kubernetes_object)
 
-    def _relist(
+    def _list_again(
         self,
         resource: Resource,
-        name: str,
+        object_name: str,
         selectors: Mapping[str, str],
         known_objects: dict[str, Object],
     ) -> tuple[str, list[tuple[str, Object]]]:
@@ -443,7 +449,7 @@ class Cluster:
 
         current_objects: dict[str, Object] = {}
         for listed_object in self._read_items(resource, list_page):
-            if self._is_watchable(resource, name, listed_object):
+            if self._is_watchable(resource, object_name, listed_object):
                 valid_object = cast(Object, listed_object)
                 current_objects[_read_uid(valid_object)] = valid_object
 
@@ -541,10 +547,10 @@ def describe_name(kubernetes_object: object) -> str:
     return "without a name"
 
 
-def _parse_event(line: bytes) -> tuple[str, Object, str]:
+def _parse_event(event_line: bytes) -> tuple[str, Object, str]:
     """Return the type of an event of a watch, its object, and the resource version of the object.
     Raises ApiError."""
-    watch_event = parse_object(line) or {}
+    watch_event = parse_object(event_line) or {}
     event_type = watch_event.get("type")
     changed_object = watch_event.get("object")
 
@@ -562,7 +568,9 @@ def _parse_event(line: bytes) -> tuple[str, Object, str]:
     if isinstance(event_type, str) and isinstance(changed_object, dict) and resource_version:
         return event_type, changed_object, resource_version
 
-    raise ApiError(f"an event of a watch is incomplete: {line[:80]!r}", reason=CONNECTION_LOST)
+    raise ApiError(
+        f"an event of a watch is incomplete: {event_line[:80]!r}", reason=CONNECTION_LOST
+    )
 
 
 def _read_version(kubernetes_object: Object) -> str:
@@ -595,11 +603,11 @@ def _describe_cause(error: Exception) -> str:
     """Return the message of the innermost cause of an error, without the exceptions in which
     urllib3 wraps it."""
     inner_reason: Any = getattr(error, "reason", None) or error
-    text = (
+    cause_text = (
         str(getattr(inner_reason, "reason", None) or inner_reason)
         .rpartition(": ")[2]
         .rpartition("] ")[2]
         .strip()
         .rstrip(")")
     )
-    return text or type(error).__name__
+    return cause_text or type(error).__name__

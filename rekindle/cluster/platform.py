@@ -197,12 +197,14 @@ def to_yaml_documents(platform_objects: list[Manifest]) -> str:
 
 
 def format_secret_command(
-    namespace: str, name: str = STORE_SECRET, key_names: Iterable[str] = KEY_NAMES
+    namespace: str, secret_name: str = STORE_SECRET, key_names: Iterable[str] = KEY_NAMES
 ) -> str:
     """Return the command that creates a Secret from a file, so that the values do not appear in
     process lists and the shell's history."""
     file_lines = " and ".join(f"{key}=..." for key in key_names)
-    kubectl_command = f"kubectl -n {namespace} create secret generic {name} --from-env-file=FILE"
+    kubectl_command = (
+        f"kubectl -n {namespace} create secret generic {secret_name} --from-env-file=FILE"
+    )
     return f"{kubectl_command}    # FILE: {file_lines}, each on its own line"
 
 
@@ -249,10 +251,10 @@ def _store_egress_rules(platform: Platform) -> list[Manifest]:
     return egress_rules
 
 
-def list_permissions(name: str = "accounts") -> Iterator[tuple[str, str, str]]:
+def list_permissions(role_name: str = "accounts") -> Iterator[tuple[str, str, str]]:
     """Yield (API group, resource, verb) of each permission that a file of configs/platform
     grants."""
-    for manifest in _render_file(name, {"namespace": "any"}, "any"):
+    for manifest in _render_file(role_name, {"namespace": "any"}, "any"):
         for role_rule in manifest.get("rules", []):
             for api_group in role_rule["apiGroups"]:
                 yield from (
@@ -263,9 +265,9 @@ def list_permissions(name: str = "accounts") -> Iterator[tuple[str, str, str]]:
 
 
 def _render_file(
-    name: str, placeholder_values: dict[str, str], namespace: str
+    file_name: str, placeholder_values: dict[str, str], namespace: str
 ) -> Iterator[Manifest]:
-    file = project.REFERENCE / f"configs/platform/{name}.yaml"
+    file = project.REFERENCE / f"configs/platform/{file_name}.yaml"
     try:
         yaml_documents = parse(read_text(file), str(file))
     except OSError as error:
@@ -274,7 +276,7 @@ def _render_file(
         ) from error
 
     for yaml_document in yaml_documents:
-        manifest = sort_keys_for_reading(_substitute(yaml_document, placeholder_values))
+        manifest = sort_keys_for_reading(_fill_in_placeholders(yaml_document, placeholder_values))
         if manifest["kind"] == "ConfigMap":
             manifest["data"] = {
                 key: data_value for key, data_value in manifest["data"].items() if data_value
@@ -285,16 +287,16 @@ def _render_file(
         yield manifest
 
 
-def _substitute(yaml_node: object, placeholder_values: dict[str, str]) -> Any:
+def _fill_in_placeholders(yaml_node: object, placeholder_values: dict[str, str]) -> Any:
     """Return the parsed YAML with its placeholders replaced. Placeholders are replaced after
     parsing, so that a value cannot change the structure of the YAML."""
     if isinstance(yaml_node, dict):
         return {
-            key: _substitute(child_node, placeholder_values)
+            key: _fill_in_placeholders(child_node, placeholder_values)
             for key, child_node in yaml_node.items()
         }
     if isinstance(yaml_node, list):
-        return [_substitute(list_item, placeholder_values) for list_item in yaml_node]
+        return [_fill_in_placeholders(list_item, placeholder_values) for list_item in yaml_node]
     if isinstance(yaml_node, str):
         return Template(yaml_node).substitute(placeholder_values)
     return yaml_node

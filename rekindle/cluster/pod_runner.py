@@ -27,7 +27,7 @@ PULL_FAILURE_REASONS = (
 @contextmanager
 def run_pod(
     cluster: Cluster,
-    name: str,
+    pod_name: str,
     cluster_config: ClusterConfig,
     images_by_container: dict[str, str],
     python_arguments: Sequence[str],
@@ -37,7 +37,7 @@ def run_pod(
     `timeout_seconds` have passed, and then delete the pod."""
     pod_settings = PodConfig.model_validate({"cpu": "50m", "memory": "512Mi"})
     pod_object = build_pod_manifest(
-        f"{name}-{uuid.uuid4().hex[:6]}",
+        f"{pod_name}-{uuid.uuid4().hex[:6]}",
         cluster_config,
         pod_settings,
         images_by_container,
@@ -74,13 +74,13 @@ def _create_pod(cluster: Cluster, pod_object: Object) -> None:
         raise
 
 
-def _wait_for_containers(cluster: Cluster, name: str, timeout_seconds: float) -> Object:
+def _wait_for_containers(cluster: Cluster, pod_name: str, timeout_seconds: float) -> Object:
     """Wait until each container has exited or cannot start, or until `timeout_seconds` have
     passed, and return the pod."""
     deadline = time.monotonic() + timeout_seconds
 
     while True:
-        pod_object = cluster.get(PODS, name)
+        pod_object = cluster.get(PODS, pod_name)
         container_state_list = get_container_states(pod_object).values()
 
         has_settled = [
@@ -104,7 +104,7 @@ def get_container_states(pod_object: Object) -> dict[str, Any]:
 
 
 def build_pod_manifest(
-    name: str,
+    pod_name: str,
     cluster_config: ClusterConfig,
     pod_settings: PodConfig,
     images_by_container: dict[str, str],
@@ -122,7 +122,7 @@ def build_pod_manifest(
     ]
 
     # network policies select the pods of steps by the label WORKFLOW
-    pod_labels = {**PART_OF_REKINDLE, WORKFLOW: name}
+    pod_labels = {**PART_OF_REKINDLE, WORKFLOW: pod_name}
     pod_spec = pods.pod_spec(
         pod_settings, cluster_config.pod_account, containers, pod_labels, restartPolicy="Never"
     )
@@ -130,6 +130,6 @@ def build_pod_manifest(
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "labels": pod_labels},
+        "metadata": {"name": pod_name, "labels": pod_labels},
         "spec": pod_spec,
     }

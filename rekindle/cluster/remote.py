@@ -89,12 +89,12 @@ def run_for_result(
     return printed_documents[-1]
 
 
-def _parse_document(document_type: type[D], pod_description: str, line: str) -> D:
+def _parse_document(document_type: type[D], pod_description: str, json_line: str) -> D:
     try:
-        return parse_and_validate(document_type, line)
+        return parse_and_validate(document_type, json_line)
     except ValueError as error:
         raise RekindleError(
-            f"{pod_description} printed {format_untrusted(line)}, which is malformed: {error}."
+            f"{pod_description} printed {format_untrusted(json_line)}, which is malformed: {error}."
             f" {REMEDY}"
         ) from None
 

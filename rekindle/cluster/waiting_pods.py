@@ -243,5 +243,5 @@ def _read_server_name(workflow_node: Data) -> str:
     )
 
 
-def _read_annotation(pod_object: Data, name: str) -> str:
-    return (pod_object["metadata"].get("annotations") or {}).get(name, "")
+def _read_annotation(pod_object: Data, annotation_name: str) -> str:
+    return (pod_object["metadata"].get("annotations") or {}).get(annotation_name, "")

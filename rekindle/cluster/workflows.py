@@ -176,14 +176,14 @@ def list_result_parameters(workflow: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_run(cluster: Cluster, name: str) -> Object:
+def read_run(cluster: Cluster, run_name: str) -> Object:
     """Return a workflow with its nodes. Raises ConfigError if the workflow does not exist on the
     cluster."""
-    return decompress_nodes(_get_existing(cluster, WORKFLOWS, "workflow", name))
+    return decompress_nodes(_get_existing(cluster, WORKFLOWS, "workflow", run_name))
 
 
-def _get_existing(cluster: Cluster, resource: Resource, kind_name: str, name: str) -> Object:
-    existing_object = cluster.find(resource, name)
+def _get_existing(cluster: Cluster, resource: Resource, kind_name: str, object_name: str) -> Object:
+    existing_object = cluster.find(resource, object_name)
     if existing_object:
         return existing_object
     existing_names = {
@@ -191,8 +191,9 @@ def _get_existing(cluster: Cluster, resource: Resource, kind_name: str, name: st
         for listed_object in cluster.list_objects(resource, metadata_only=True)
     }
     raise ConfigError(
-        f"{kind_name} {name} does not exist in namespace {cluster.namespace}: `rekindle status"
-        f" --cluster` lists all {kind_name}s." + suggest_similar(name, existing_names)
+        f"{kind_name} {object_name} does not exist in namespace {cluster.namespace}: `rekindle"
+        " status"
+        f" --cluster` lists all {kind_name}s." + suggest_similar(object_name, existing_names)
     )
 
 
@@ -215,10 +216,10 @@ def decompress_nodes(workflow: Object) -> Object:
     workflow. Raises RekindleError if the nodes cannot be read."""
     changed_status = dict(workflow.get("status") or {})
 
-    text = changed_status.pop("compressedNodes", None)
-    if text:
+    nodes_text = changed_status.pop("compressedNodes", None)
+    if nodes_text:
         try:
-            decompressed_nodes = _decompress(text)
+            decompressed_nodes = _decompress_text(nodes_text)
         except (ValueError, zlib.error) as error:
             name = workflow["metadata"]["name"]
             raise RekindleError(
@@ -231,14 +232,14 @@ def decompress_nodes(workflow: Object) -> Object:
     return workflow
 
 
-def _decompress(text: str) -> Object:
+def _decompress_text(compressed_text: str) -> Object:
     """Return the nodes of a workflow that Argo has compressed into the field compressedNodes.
     Raises ValueError, zlib.error."""
     # imported in this function, because pydantic would slow down `rekindle --help`
     from rekindle.cluster.objects.validation import find_nodes_fault
 
     zlib_decoder = zlib.decompressobj(16 + zlib.MAX_WBITS)
-    nodes_json = zlib_decoder.decompress(base64.b64decode(text), MAX_NODES_BYTES)
+    nodes_json = zlib_decoder.decompress(base64.b64decode(compressed_text), MAX_NODES_BYTES)
     if zlib_decoder.unconsumed_tail:
         raise ValueError(f"they are larger than {MAX_NODES_BYTES >> 20} MiB")
 
@@ -270,21 +271,21 @@ def is_offloaded(workflow: Mapping[str, Any]) -> bool:
     )
 
 
-def stop_run(cluster: Cluster, name: str) -> None:
+def stop_run(cluster: Cluster, run_name: str) -> None:
     """Stop a run as `argo stop` does: its pods end, then its exit tasks run. Raises ConfigError if
     the run has completed."""
-    workflow_status = read_run(cluster, name).get("status") or {}
+    workflow_status = read_run(cluster, run_name).get("status") or {}
     if workflow_status.get("phase") in COMPLETED_PHASES:
         raise ConfigError(
-            f"{name} has completed ({workflow_status['phase']}): there is nothing to stop."
+            f"{run_name} has completed ({workflow_status['phase']}): there is nothing to stop."
         )
-    cluster.patch(WORKFLOWS, name, {"spec": {"shutdown": "Stop"}})
+    cluster.patch(WORKFLOWS, run_name, {"spec": {"shutdown": "Stop"}})
 
 
-def delete_run(cluster: Cluster, name: str) -> None:
+def delete_run(cluster: Cluster, run_name: str) -> None:
     """Delete all objects that a run owns, and then the Workflow itself, so that its name is free
     only when all these objects are deleted."""
-    cluster.delete(WORKFLOWS, name, propagationPolicy="Foreground")
+    cluster.delete(WORKFLOWS, run_name, propagationPolicy="Foreground")
 
 
 def resume_run(cluster: Cluster, name: str) -> str:
@@ -447,11 +448,11 @@ def _build_retry(workflow: Object) -> Object:
     return workflow | {"metadata": changed_metadata, "spec": changed_spec, "status": new_status}
 
 
-def _remove_pods(cluster: Cluster, name: str, node_ids: set[str]) -> None:
+def _remove_pods(cluster: Cluster, run_name: str, node_ids: set[str]) -> None:
     """Delete the pods of the nodes `node_ids`, because the pods of new attempts get the same names.
     Raises ApiError."""
     for pod_object in cluster.list_objects(
-        PODS, f"{object_labels.WORKFLOW}={name}", metadata_only=True
+        PODS, f"{object_labels.WORKFLOW}={run_name}", metadata_only=True
     ):
         if (pod_object["metadata"].get("annotations") or {}).get(
             object_labels.NODE_ID_ANNOTATION
@@ -483,16 +484,16 @@ def apply_schedule(
 
 
 def build_scheduled_workflow(
-    cluster: Cluster, name: str, parameter_values: Mapping[str, str] = {}
+    cluster: Cluster, schedule_name: str, parameter_values: Mapping[str, str] = {}
 ) -> Object:
-    """Return the Workflow that the schedule `name` would create now. Raises ConfigError if the
-    schedule `name` does not exist."""
-    cron_workflow = _get_existing(cluster, CRON_WORKFLOWS, "schedule", name)
+    """Return the Workflow that the schedule `schedule_name` would create now. Raises ConfigError if
+    the schedule `schedule_name` does not exist."""
+    cron_workflow = _get_existing(cluster, CRON_WORKFLOWS, "schedule", schedule_name)
 
     cron_manifest = {
         "apiVersion": API_VERSION,
         "kind": "CronWorkflow",
-        "metadata": {"name": name},
+        "metadata": {"name": schedule_name},
         "spec": cron_workflow["spec"],
     }
 
@@ -508,23 +509,26 @@ def build_scheduled_workflow(
     return workflow
 
 
-def delete_schedule(cluster: Cluster, name: str) -> None:
+def delete_schedule(cluster: Cluster, schedule_name: str) -> None:
     """Delete a schedule and its WorkflowTemplate, but not the runs of the schedule.
 
     Raises ConfigError if the schedule does not exist.
     """
     cron_spec = (
-        _get_existing(cluster, CRON_WORKFLOWS, "schedule", name)["spec"].get("workflowSpec") or {}
+        _get_existing(cluster, CRON_WORKFLOWS, "schedule", schedule_name)["spec"].get(
+            "workflowSpec"
+        )
+        or {}
     )
-    cluster.delete(CRON_WORKFLOWS, name, propagationPolicy="Orphan")
-    if (cron_spec.get("workflowTemplateRef") or {}).get("name") != name:
+    cluster.delete(CRON_WORKFLOWS, schedule_name, propagationPolicy="Orphan")
+    if (cron_spec.get("workflowTemplateRef") or {}).get("name") != schedule_name:
         return
 
-    workflow_template = cluster.find(WORKFLOW_TEMPLATES, name)
+    workflow_template = cluster.find(WORKFLOW_TEMPLATES, schedule_name)
     if workflow_template and SHA256_ANNOTATION in (
         workflow_template["metadata"].get("annotations") or {}
     ):
-        cluster.delete(WORKFLOW_TEMPLATES, name)
+        cluster.delete(WORKFLOW_TEMPLATES, schedule_name)
 
 
 def apply_object(cluster: Cluster, resource: Resource, manifest: Object) -> Iterator[str]:
@@ -575,11 +579,11 @@ def describe_differences(old_value: object, new_value: object, path: str) -> Ite
     elif isinstance(old_value, list) and isinstance(new_value, list):
         yield from describe_differences(_key_items(old_value), _key_items(new_value), path)
     elif isinstance(old_value, str) and isinstance(new_value, str) and "\n" in old_value:
-        for line in difflib.unified_diff(
+        for difference_line in difflib.unified_diff(
             old_value.splitlines(), new_value.splitlines(), n=0, lineterm=""
         ):
-            if line[0] in "+-" and line[:3] not in ("+++", "---"):
-                yield f"{path}: {line[0]} {truncate(line[1:].strip())}"
+            if difference_line[0] in "+-" and difference_line[:3] not in ("+++", "---"):
+                yield f"{path}: {difference_line[0]} {truncate(difference_line[1:].strip())}"
     elif old_value != new_value:
         yield f"{path}: {_format_value(old_value)} → {_format_value(new_value)}"
 
@@ -593,5 +597,5 @@ def _key_items(list_items: list[Any]) -> dict[str, Any]:
     return items_by_key
 
 
-def _format_value(value: object) -> str:
-    return truncate("nothing" if value is None else to_json(value, ensure_ascii=False))
+def _format_value(field_value: object) -> str:
+    return truncate("nothing" if field_value is None else to_json(field_value, ensure_ascii=False))

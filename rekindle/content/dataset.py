@@ -53,9 +53,9 @@ def record_files(folder: Path) -> str:
         name: {"size": path.stat().st_size, "sha256": sha256}
         for (name, path), sha256 in zip(files_by_name.items(), content_hashes, strict=True)
     }
-    text = to_json(file_entries, indent=0, sort_keys=True) + "\n"
-    (folder / FILE_LIST).write_text(text)
-    return hashlib.sha256(text.encode()).hexdigest()
+    hashes_text = to_json(file_entries, indent=0, sort_keys=True) + "\n"
+    (folder / FILE_LIST).write_text(hashes_text)
+    return hashlib.sha256(hashes_text.encode()).hexdigest()
 
 
 def _remove_empty_folders(folder: Path) -> None:
@@ -165,22 +165,23 @@ def _reject_missing_or_added_files(
 def _reject_changed_files(
     files_by_name: dict[str, Path], recorded_files: dict[str, RecordedFile], dataset_address: str
 ) -> None:
-    for name, path in files_by_name.items():
+    for file_name, path in files_by_name.items():
         size_bytes = path.stat().st_size
-        recorded_size = recorded_files[name].size
+        recorded_size = recorded_files[file_name].size
         if size_bytes != recorded_size:
             raise DataError(
-                f"{dataset_address}/{name} has {size_bytes:,} bytes, and {recorded_size:,} in"
-                f" {FILE_LIST} (sha256 {recorded_files[name].sha256}): it was changed after the"
+                f"{dataset_address}/{file_name} has {size_bytes:,} bytes, and {recorded_size:,} in"
+                f" {FILE_LIST} (sha256 {recorded_files[file_name].sha256}): it was changed after"
+                " the"
                 f" dataset was prepared. {REMEDY}"
             )
 
     content_hashes = hashes.compute_sha256s(files_by_name.values())
-    for name, sha256 in zip(files_by_name, content_hashes, strict=True):
-        if sha256 != recorded_files[name].sha256:
+    for file_name, sha256 in zip(files_by_name, content_hashes, strict=True):
+        if sha256 != recorded_files[file_name].sha256:
             raise DataError(
-                f"{dataset_address}/{name} has the sha256 {sha256}, and"
-                f" {recorded_files[name].sha256} in"
+                f"{dataset_address}/{file_name} has the sha256 {sha256}, and"
+                f" {recorded_files[file_name].sha256} in"
                 f" {FILE_LIST}: it was changed after the dataset was prepared. {REMEDY}"
             )
 

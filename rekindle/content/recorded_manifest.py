@@ -37,16 +37,16 @@ def unpack_manifest(encoded_manifest: str) -> dict[str, Any]:
     if not encoded_manifest:
         return {}
     try:
-        text = decode_parameter(encoded_manifest)
+        manifest_text = decode_parameter(encoded_manifest)
     except ValueError as error:
         raise InvalidDocument(f"{SOURCE} is malformed: {error}. {REMEDY}") from None
-    return parse_manifest(text)
+    return parse_manifest(manifest_text)
 
 
-def parse_manifest(text: str) -> dict[str, Any]:
+def parse_manifest(manifest_text: str) -> dict[str, Any]:
     """Return the manifest in a JSON text. Raises InvalidDocument."""
     try:
-        parsed_manifest = loads(text)
+        parsed_manifest = loads(manifest_text)
     except ValueError as error:
         raise InvalidDocument(f"{SOURCE} is not valid JSON ({error}). {REMEDY}") from None
     validate_manifest(parsed_manifest, SOURCE)

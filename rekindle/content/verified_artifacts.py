@@ -21,16 +21,17 @@ DATASET_FIELDS = ("rows", "rejected", "facts")
 RELEASE_FIELDS = ("model_sha256", "workload", "files")
 
 
-def verify_artifact(name: str, path: Path, expected_digest: str) -> None:
+def verify_artifact(artifact_name: str, path: Path, expected_digest: str) -> None:
     """Raise DataError if an artifact is a dataset, a trained model or a release whose files were
     changed after they were written.
 
-    `name`: name of the input. `expected_digest`: value of the step's input `digest`, which must be
-    the digest of the artifact `dataset`; "" if the step does not have this input.
-    """
-    dataset_digest = expected_digest if name == DATASET_INPUT else ""
+    `artifact_name`: name of the input. `expected_digest`: value of the step's input `digest`, which
+    must be the digest of the artifact `dataset`; "" if the step does not have this input."""
+    dataset_digest = expected_digest if artifact_name == DATASET_INPUT else ""
     # a release contains the list of its training dataset's files, but not the listed files
-    is_release = name != DATASET_INPUT and _has_fields(path / RELEASE_RECORD, RELEASE_FIELDS)
+    is_release = artifact_name != DATASET_INPUT and _has_fields(
+        path / RELEASE_RECORD, RELEASE_FIELDS
+    )
     if is_release:
         _verify_release(path)
 

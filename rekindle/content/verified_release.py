@@ -108,22 +108,23 @@ def read_verified_files(
 
     content_by_name: dict[str, bytes] = {}
 
-    for name in file_names:
-        if name not in sha256_by_name:
-            raise NotFound(f"{store.uri(key)}/{name} is not a file of the release.")
+    for file_name in file_names:
+        if file_name not in sha256_by_name:
+            raise NotFound(f"{store.uri(key)}/{file_name} is not a file of the release.")
 
-        content_by_name[name] = store.get(f"{key}/{name}", max_bytes)
-        actual_sha256 = hashlib.sha256(content_by_name[name]).hexdigest()
-        if actual_sha256 != sha256_by_name[name]:
+        content_by_name[file_name] = store.get(f"{key}/{file_name}", max_bytes)
+        actual_sha256 = hashlib.sha256(content_by_name[file_name]).hexdigest()
+        if actual_sha256 != sha256_by_name[file_name]:
             raise DataError(
-                f"{store.uri(key)}/{name} changed since the release (sha256 {actual_sha256}, and"
-                f" {sha256_by_name[name]} in {RELEASE_RECORD}). {REMEDY}"
+                f"{store.uri(key)}/{file_name} changed since the release (sha256 {actual_sha256},"
+                " and"
+                f" {sha256_by_name[file_name]} in {RELEASE_RECORD}). {REMEDY}"
             )
 
     return content_by_name
 
 
-def read_described_file(store: "Store", key: str, name: str) -> bytes:
+def read_described_file(store: "Store", key: str, file_name: str) -> bytes:
     """Return the content of a file in DESCRIBED_FILES. Raises NotFound if the file is missing, and
     DataError if it was changed.
 
@@ -131,9 +132,9 @@ def read_described_file(store: "Store", key: str, name: str) -> bytes:
     which did not record the sha256 of this file.
     """
     release_record = read_object(FileHashes, store, f"{key}/{RELEASE_RECORD}")
-    if name in release_record.described:
-        return read_verified_files(store, key, [name])[name]
-    return store.get(f"{key}/{name}")
+    if file_name in release_record.described:
+        return read_verified_files(store, key, [file_name])[file_name]
+    return store.get(f"{key}/{file_name}")
 
 
 def verify_described_files(
@@ -148,12 +149,12 @@ def verify_described_files(
     `described_hashes`: {file: sha256} of release.json; it is empty if an earlier version of
     Rekindle has written the release.
     """
-    for name in file_names:
-        file = folder / name
+    for file_name in file_names:
+        file = folder / file_name
         actual_sha256 = file_sha256(file) if file.exists() else None
-        if described_hashes and actual_sha256 != described_hashes.get(name):
+        if described_hashes and actual_sha256 != described_hashes.get(file_name):
             raise DataError(
-                f"{release_address.rstrip('/')}/{name} changed since the release. {REMEDY}"
+                f"{release_address.rstrip('/')}/{file_name} changed since the release. {REMEDY}"
             )
 
 

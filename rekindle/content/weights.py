@@ -114,9 +114,9 @@ def weights_sha256(tensors_by_name: "Mapping[str, Tensor]") -> str:
 
 def _hash_tensors(named_tensors: "Iterable[tuple[str, Tensor]]") -> str:
     sha256_hash = hashlib.sha256()
-    for name, tensor in named_tensors:
+    for tensor_name, tensor in named_tensors:
         cpu_tensor = tensor.detach().cpu()
-        sha256_hash.update(f"{name} {cpu_tensor.dtype} {list(cpu_tensor.shape)}\n".encode())
+        sha256_hash.update(f"{tensor_name} {cpu_tensor.dtype} {list(cpu_tensor.shape)}\n".encode())
         sha256_hash.update(view_tensor_bytes(cpu_tensor))
     return sha256_hash.hexdigest()
 

@@ -186,10 +186,10 @@ def prepare_dataset(cluster: DemoCluster, demo_config: Any) -> tuple[str, str]:
 
 
 def build_demo_job(
-    demo_config: Any, name: str, worker_count: int, dataset_key: str, dataset_digest: str
+    demo_config: Any, job_name: str, worker_count: int, dataset_key: str, dataset_digest: str
 ) -> dict[str, Any]:
     """Return the PyTorchJob of the rendered manifest, with the values that Argo would substitute in
-    the workflow `name`."""
+    the workflow `job_name`."""
     train_config = demo_config.train.model_copy(
         update={"workers": worker_count, "max_workers": worker_count}
     )
@@ -203,7 +203,7 @@ def build_demo_job(
     # the field REUSE_FIELD is not "yes", so the training does not reuse a cached model
     cached_rows = {"prepare": {"at": dataset_key.removesuffix(f"/{DATASET}")}, REUSE_FIELD: ""}
     tag_values = {
-        "workflow.name": name,
+        "workflow.name": job_name,
         f"workflow.parameters.{CACHED_PARAMETER}": to_json(cached_rows),
         "inputs.parameters.digest": dataset_digest,
         "inputs.parameters.run_id": "",
@@ -311,15 +311,15 @@ def signal_processes(
     )
 
 
-def find_target_pids(attack: Attack, training: WatchedTraining, name: str) -> list[int]:
+def find_target_pids(attack: Attack, training: WatchedTraining, worker_name: str) -> list[int]:
     """Return the pids of the processes of a pod that receive the signal of an attack."""
     if attack.target == "all":
-        return training.list_pids(name)
+        return training.list_pids(worker_name)
 
     if attack.target == "trainer":
-        target_pid = training.find_trainer_pid(name)
+        target_pid = training.find_trainer_pid(worker_name)
     else:
-        target_pid = training.find_launcher_pid(name)
+        target_pid = training.find_launcher_pid(worker_name)
 
     if target_pid:
         return [target_pid]
@@ -362,13 +362,13 @@ def update_record(
         attack_record.back_after_s = elapsed_s
 
 
-def _is_back(name: str, attack_record: AttackRecord, training: WatchedTraining) -> bool:
-    if name == COORDINATOR:
-        launcher_pid = training.find_launcher_pid(name)
+def _is_back(worker_name: str, attack_record: AttackRecord, training: WatchedTraining) -> bool:
+    if worker_name == COORDINATOR:
+        launcher_pid = training.find_launcher_pid(worker_name)
         return launcher_pid not in attack_record.pids and training.accepts_connections()
 
-    trainer_pid = training.find_trainer_pid(name)
-    if trainer_pid in attack_record.pids or training.state(name) != "training":
+    trainer_pid = training.find_trainer_pid(worker_name)
+    if trainer_pid in attack_record.pids or training.state(worker_name) != "training":
         return False
     return (
         attack_record.signal_number == signal.SIGSTOP

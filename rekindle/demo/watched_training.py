@@ -168,48 +168,48 @@ class WatchedTraining:
             if self._make_pod_name(name) in pods_by_name
         }
 
-    def find_launcher_pid(self, name: str) -> int | None:
+    def find_launcher_pid(self, worker_name: str) -> int | None:
         """Return the pid of a pod's first process."""
-        pod = self.pods.get(name)
+        pod = self.pods.get(worker_name)
         if pod and pod.process:
             return pod.process.pid
         return None
 
-    def find_trainer_pid(self, name: str) -> int | None:
+    def find_trainer_pid(self, worker_name: str) -> int | None:
         """Return the pid of the process that trains in a worker's pod. The training process is not
         the launcher's first child, which only loads torch."""
-        launcher_pid = self.find_launcher_pid(name)
+        launcher_pid = self.find_launcher_pid(worker_name)
         if launcher_pid:
             return next(iter(list_child_pids(launcher_pid)[1:]), None)
         return None
 
-    def list_pids(self, name: str) -> list[int]:
+    def list_pids(self, worker_name: str) -> list[int]:
         """Return the pids of a pod's first process and of its children."""
-        launcher_pid = self.find_launcher_pid(name)
+        launcher_pid = self.find_launcher_pid(worker_name)
         if launcher_pid:
             return [launcher_pid, *list_child_pids(launcher_pid)]
         return []
 
-    def state(self, name: str) -> str:
+    def state(self, worker_name: str) -> str:
         """Return the state of a pod: a key of screen.STYLE_OF_STATE."""
-        if not self.find_launcher_pid(name):
+        if not self.find_launcher_pid(worker_name):
             return "dead"
 
-        if name == COORDINATOR:
+        if worker_name == COORDINATOR:
             if self.accepts_connections():
                 return "serving"
             if self.group_count:
                 return "recovering"
             return "starting"
 
-        trainer_pid = self.find_trainer_pid(name)
+        trainer_pid = self.find_trainer_pid(worker_name)
         if not self.group_count:
             return "starting"
         if trainer_pid is None:
             return "dead"
         if is_stopped(trainer_pid):
             return "stopped"
-        if name in self.members:
+        if worker_name in self.members:
             return "training"
         return "recovering"
 
@@ -229,8 +229,8 @@ class WatchedTraining:
 
         return coordinator_pid is not None and coordinator_pid == self._answering_pid
 
-    def _make_pod_name(self, name: str) -> str:
-        return f"{self.name}-{name.replace(COORDINATOR, 'master-0')}"
+    def _make_pod_name(self, worker_name: str) -> str:
+        return f"{self.name}-{worker_name.replace(COORDINATOR, 'master-0')}"
 
     def _observe(self) -> None:
         """Read the new lines of all logs, and the newest step of each snapshot in shared

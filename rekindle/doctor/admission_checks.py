@@ -41,12 +41,12 @@ def check_admission(cluster: Cluster, cluster_config: ClusterConfig) -> Iterator
             yield _check_capacity(name, nodes, pod_object)
 
 
-def _check_capacity(name: str, nodes: list[Node], pod_object: Object) -> Check:
+def _check_capacity(pod_kind: str, nodes: list[Node], pod_object: Object) -> Check:
     """Check that a node can run an admitted pod."""
     obstacle = find_obstacle(nodes, read_pod(pod_object["spec"]))
     if obstacle is None:
-        return Check(f"pod of {name}", True, "would be admitted, and fits a node")
+        return Check(f"pod of {pod_kind}", True, "would be admitted, and fits a node")
 
-    remedy = f"Lower or change cluster.pods.{name}, or add a node that can run the pod."
+    remedy = f"Lower or change cluster.pods.{pod_kind}, or add a node that can run the pod."
     obstacle_text = f"would be admitted, but stay Pending: {obstacle.text}"
-    return Check(f"pod of {name}", False, obstacle_text, remedy, required=not obstacle.may_end)
+    return Check(f"pod of {pod_kind}", False, obstacle_text, remedy, required=not obstacle.may_end)

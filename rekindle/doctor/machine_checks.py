@@ -238,12 +238,12 @@ def check_clock(_: Path) -> Check:
     )
 
 
-def check_can_bind(name: str, address: str, remedy: str) -> Check:
+def check_can_bind(check_name: str, address: str, remedy: str) -> Check:
     try:
         socket.create_server((address, 0)).close()
     except OSError as error:
-        return Check(name, False, f"{address}: {error.strerror}", remedy)
-    return Check(name, True, f"{address} can be bound")
+        return Check(check_name, False, f"{address}: {error.strerror}", remedy)
+    return Check(check_name, True, f"{address} can be bound")
 
 
 def check_namespaces() -> Check:

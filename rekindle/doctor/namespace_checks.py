@@ -117,10 +117,10 @@ def check_account(cluster: Cluster, cluster_config: ClusterConfig) -> Iterator[C
     )
 
 
-def check_serving_account(cluster: Cluster, name: str) -> Iterator[Check]:
+def check_serving_account(cluster: Cluster, account_name: str) -> Iterator[Check]:
     """Check that the ServiceAccount of the model server's pods exists."""
-    account_exists = bool(cluster.find(SERVICE_ACCOUNTS, name))
-    detail = f"ServiceAccount {name} {'exists' if account_exists else 'does not exist'}"
+    account_exists = bool(cluster.find(SERVICE_ACCOUNTS, account_name))
+    detail = f"ServiceAccount {account_name} {'exists' if account_exists else 'does not exist'}"
     yield Check("serving account", account_exists, detail, RENDER_COMMAND.format(cluster.namespace))
 
 
@@ -173,19 +173,19 @@ def check_keys(
     cluster: Cluster,
     check_title: str,
     resource: Resource,
-    name: str,
+    object_name: str,
     required_keys: Sequence[str],
     remedy: str,
     is_required: bool = True,
 ) -> Iterator[Check]:
     """Check that a ConfigMap or Secret has a value for each key."""
-    object_data = read_data(cluster, resource, name)
+    object_data = read_data(cluster, resource, object_name)
     missing_keys = [key for key in required_keys if not object_data.get(key)]
     object_kind = "Secret" if resource == SECRETS else "ConfigMap"
     yield Check(
         check_title,
         not missing_keys,
-        f"{object_kind} {name} {'lacks' if missing_keys else 'has'}"
+        f"{object_kind} {object_name} {'lacks' if missing_keys else 'has'}"
         f" {' and '.join(missing_keys or required_keys)}",
         remedy,
         is_required,

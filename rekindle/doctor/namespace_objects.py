@@ -10,9 +10,9 @@ CONFIG_MAPS = Resource("v1", "configmaps")
 POD_SECURITY_LABEL = "pod-security.kubernetes.io/enforce"
 
 
-def read_data(cluster: Cluster, resource: Resource, name: str) -> dict[str, Any]:
+def read_data(cluster: Cluster, resource: Resource, object_name: str) -> dict[str, Any]:
     """Return the data of a ConfigMap or Secret; {} if the object does not exist."""
-    return (cluster.find(resource, name) or {}).get("data") or {}
+    return (cluster.find(resource, object_name) or {}).get("data") or {}
 
 
 def read_enforced_level(cluster: Cluster) -> str:

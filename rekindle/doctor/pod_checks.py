@@ -107,11 +107,11 @@ def _parse_results(cluster: Cluster, probe_pod: Object, image_name: str) -> Iter
         )
 
 
-def _parse_findings(line: str) -> Findings | None:
+def _parse_findings(log_line: str) -> Findings | None:
     """Return the results in a line of the probe's output; None for a line that does not contain
     results."""
     try:
-        return parse_and_validate(Findings, line)
+        return parse_and_validate(Findings, log_line)
     except ValueError:
         return None
 

@@ -15,8 +15,8 @@ class LocalObjects:
     def __init__(self, local_cluster: LocalCluster) -> None:
         self.controllers = local_cluster.kinds.controllers(local_cluster, local_cluster.home)
 
-    def find(self, kind: str, name: str) -> Object | None:
-        return self.controllers[kind].get(name)
+    def find(self, object_kind: str, object_name: str) -> Object | None:
+        return self.controllers[object_kind].get(object_name)
 
     def deployments(
         self, model: str, on_malformed: Callable[[object], None] | None = None
@@ -29,8 +29,12 @@ class LocalObjects:
             if deployment and deployment["metadata"].get("labels", {}).get(NAME_LABEL) == model
         ]
 
-    def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
+    def patch(
+        self, object_kind: str, object_name: str, object_change: Object, dry_run: bool = False
+    ) -> None:
         """Apply a merge patch to an object of this machine. A dry run does nothing, since this
         machine has no admission checks. Raises Conflict."""
         if not dry_run:
-            self.controllers[kind].patch(name, lambda now: apply_patch(now, change, "merge"))
+            self.controllers[object_kind].patch(
+                object_name, lambda now: apply_patch(now, object_change, "merge")
+            )

@@ -54,46 +54,47 @@ def _select_times(spec: Object) -> Object:
     return {field: spec.get(field) for field in ("schedules", "timezone", "suspend")}
 
 
-def set_suspended(cluster: LocalCluster, name: str, is_suspended: bool) -> None:
+def set_suspended(cluster: LocalCluster, schedule_name: str, is_suspended: bool) -> None:
     """Suspend or resume a schedule. Raises ConfigError if the schedule does not exist."""
 
     def change(cron: Object) -> None:
         cron["spec"]["suspend"] = is_suspended
 
-    Objects(cluster).update("CronWorkflow", name, change)
+    Objects(cluster).update("CronWorkflow", schedule_name, change)
 
 
-def find_schedule(cluster: LocalCluster, name: str) -> Object:
+def find_schedule(cluster: LocalCluster, schedule_name: str) -> Object:
     """Return the CronWorkflow of a schedule. Raises ConfigError if the schedule does not exist."""
     objects = Objects(cluster)
-    cron = objects.find("CronWorkflow", name)
+    cron = objects.find("CronWorkflow", schedule_name)
     if cron is None:
-        names = set(objects.names("CronWorkflow"))
+        schedule_names = set(objects.names("CronWorkflow"))
         raise ConfigError(
-            f"the schedule {name} does not exist on this machine: `rekindle schedule list` lists"
-            f" all schedules.{suggest_similar(name, names)}"
+            f"the schedule {schedule_name} does not exist on this machine: `rekindle schedule"
+            " list` lists"
+            f" all schedules.{suggest_similar(schedule_name, schedule_names)}"
         )
     return cron
 
 
-def delete_schedule(cluster: LocalCluster, name: str) -> None:
+def delete_schedule(cluster: LocalCluster, schedule_name: str) -> None:
     """Delete a schedule and its WorkflowTemplate, but not its runs. Raises ConfigError if the
     schedule does not exist."""
-    spec = find_schedule(cluster, name)["spec"].get("workflowSpec") or {}
+    spec = find_schedule(cluster, schedule_name)["spec"].get("workflowSpec") or {}
     objects = Objects(cluster)
-    objects.delete("CronWorkflow", name)
-    has_template = (spec.get("workflowTemplateRef") or {}).get("name") == name
-    if has_template and objects.find("WorkflowTemplate", name):
-        objects.delete("WorkflowTemplate", name)
+    objects.delete("CronWorkflow", schedule_name)
+    has_template = (spec.get("workflowTemplateRef") or {}).get("name") == schedule_name
+    if has_template and objects.find("WorkflowTemplate", schedule_name):
+        objects.delete("WorkflowTemplate", schedule_name)
 
 
-def build_run(cluster: LocalCluster, name: str, unix_seconds: int) -> dict[str, Any]:
+def build_run(cluster: LocalCluster, schedule_name: str, unix_seconds: int) -> dict[str, Any]:
     """Return the Workflow that a schedule would start at a time in Unix seconds. Raises ConfigError
     if the schedule does not exist."""
-    workflow = build_workflow(find_schedule(cluster, name), unix_seconds)
+    workflow = build_workflow(find_schedule(cluster, schedule_name), unix_seconds)
     metadata = workflow["metadata"]
     # a run that a user starts does not belong to the schedule, so the schedule's concurrency policy
     # and history limits ignore it
     del metadata["ownerReferences"]
     del metadata["name"]
-    return {**workflow, "metadata": {**metadata, "generateName": f"{name}-"}}
+    return {**workflow, "metadata": {**metadata, "generateName": f"{schedule_name}-"}}

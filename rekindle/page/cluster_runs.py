@@ -143,8 +143,8 @@ class ClusterRuns:
     def _apply_event(self, event_type: str, workflow: Object) -> None:
         self.lost_at = 0.0
         with self.changed:
-            name = workflow["metadata"]["name"]
+            run_name = workflow["metadata"]["name"]
             if event_type == "DELETED":
-                self.workflows.pop(name, None)
+                self.workflows.pop(run_name, None)
             else:
-                self.workflows[name] = workflow
+                self.workflows[run_name] = workflow

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 def serve(
     home: Path,
     cluster: Cluster,
-    name: str | None,
+    run_name: str | None,
     port: int | None,
     allow_actions: bool,
     announce: Callable[[str], None],
@@ -54,7 +54,7 @@ def serve(
     with TemporaryDirectory(prefix="rekindle-page-") as folder:
         app = Page(make_parts(home, cluster, Path(folder), allow_actions)).application()
         token = server.read_token(home)
-        server.serve(app, token, server.listen(port), make_announcer(name, announce))
+        server.serve(app, token, server.listen(port), make_announcer(run_name, announce))
 
 
 def make_parts(home: Path, cluster: Cluster, folder: Path, allow_actions: bool) -> Parts:

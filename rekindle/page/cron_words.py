@@ -27,12 +27,12 @@ STEP = re.compile(r"\*/(\d{1,2})")
 RANGE = re.compile(r"(\d{1,2})-(\d{1,2})")
 
 
-def describe_schedule(line: str) -> str:
+def describe_schedule(cron_line: str) -> str:
     """Describe a valid schedule in words; return "" if the description would be long."""
-    if line.startswith(EVERY):
-        return f"every {format_duration(parse_duration(line.removeprefix(EVERY)))}"
+    if cron_line.startswith(EVERY):
+        return f"every {format_duration(parse_duration(cron_line.removeprefix(EVERY)))}"
 
-    fields = SCHEDULE_DESCRIPTORS.get(line, line).split()
+    fields = SCHEDULE_DESCRIPTORS.get(cron_line, cron_line).split()
     if len(fields) != 5:
         return ""
 
@@ -66,12 +66,12 @@ def _describe_times(minute: str, hour: str) -> str:
     if NUMBERS.fullmatch(hour):
         hours = [int(number) for number in hour.split(",")]
         times = [f"{hour:02}:{minute:02}" for hour in hours for minute in minutes]
-        return f"at {_join(times)}"
+        return f"at {_join_words(times)}"
 
     if minutes == [0]:
         at_minute = ""
     else:
-        at_minute = f" at {_join([f'minute {number}' for number in minutes])}"
+        at_minute = f" at {_join_words([f'minute {number}' for number in minutes])}"
     if hour == "*":
         return f"every hour{at_minute}"
 
@@ -92,13 +92,13 @@ def _describe_days(day: str, weekday: str) -> str | None:
     if day == "*" and weekday == "*":
         return "every day"
     if day == "*" and NUMBERS.fullmatch(weekday):
-        return f"every {_join([DAY_NAMES[int(number)] for number in weekday.split(',')])}"
+        return f"every {_join_words([DAY_NAMES[int(number)] for number in weekday.split(',')])}"
 
     weekday_range = RANGE.fullmatch(weekday)
     if day == "*" and weekday_range:
         return f"from {DAY_NAMES[int(weekday_range[1])]} to {DAY_NAMES[int(weekday_range[2])]}"
     if weekday == "*" and NUMBERS.fullmatch(day):
-        return f"on day {_join(day.split(','))} of the month"
+        return f"on day {_join_words(day.split(','))} of the month"
     return None
 
 
@@ -109,19 +109,19 @@ def _describe_months(month: str) -> str | None:
     if month == "*":
         return ""
     if NUMBERS.fullmatch(month):
-        return f" in {_join([MONTH_NAMES[int(number) - 1] for number in month.split(',')])}"
+        return f" in {_join_words([MONTH_NAMES[int(number) - 1] for number in month.split(',')])}"
     return None
 
 
 def _replace_names(field: str, names: tuple[str, ...], first_number: int) -> str:
     """Return a field of a schedule with numbers in place of the names of days or months.
     `first_number`: number of the first day or month."""
-    for number, name in enumerate(names, first_number):
-        field = field.replace(name, str(number))
+    for value_number, value_name in enumerate(names, first_number):
+        field = field.replace(value_name, str(value_number))
     return field
 
 
-def _join(words: list[str]) -> str:
+def _join_words(words: list[str]) -> str:
     if len(words) == 1:
         return words[0]
     return f"{', '.join(words[:-1])} and {words[-1]}"

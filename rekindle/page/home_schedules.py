@@ -64,7 +64,7 @@ class HomeSchedules:
 
 def make_home_schedule(home: Path, cron: Object, now: datetime) -> Schedule:
     """Return the schedule of a CronWorkflow that is stored in REKINDLE_HOME."""
-    name = cron["metadata"]["name"]
+    schedule_name = cron["metadata"]["name"]
     spec = cron["spec"]
     status = cron.get("status") or {}
     lines = list_schedules(cron)
@@ -74,12 +74,12 @@ def make_home_schedule(home: Path, cron: Object, now: datetime) -> Schedule:
     problem = find_problem(lines, timezone)
     active = status.get("active") or []
     last_time = status.get("lastScheduledTime")
-    last_run = f"{name}-{int(parse_seconds(last_time))}" if last_time else ""
-    missed_times = read_missed(home, name)
+    last_run = f"{schedule_name}-{int(parse_seconds(last_time))}" if last_time else ""
+    missed_times = read_missed(home, schedule_name)
     words = [] if problem else [describe_schedule(line) for line in lines]
 
     return Schedule(
-        name,
+        schedule_name,
         HOME_SOURCE,
         " | ".join(lines),
         timezone,

@@ -137,27 +137,27 @@ class ModelReader:
             notes.append(f"The servers cannot be read: {error}")
 
         models = []
-        for name in sorted(names)[:MAX_MODELS]:
+        for model_name in sorted(names)[:MAX_MODELS]:
             try:
-                models.append(self._read_model(name, has_tracking=not problem))
+                models.append(self._read_model(model_name, has_tracking=not problem))
             except RekindleError as error:
-                notes.append(f"{name} cannot be read: {error}")
+                notes.append(f"{model_name} cannot be read: {error}")
 
         is_starting = problem == STARTING
         return Models(models, notes, is_starting, self.can_roll_back, has_releases=not problem)
 
-    def _read_model(self, name: str, has_tracking: bool) -> Model:
+    def _read_model(self, model_name: str, has_tracking: bool) -> Model:
         try:
             objects = self.open_objects()
-            service = objects.find("Service", name)
-            deployments = objects.deployments(name)
+            service = objects.find("Service", model_name)
+            deployments = objects.deployments(model_name)
         except ApiError:
             # without permission to read Deployments, show only the releases
             service = None
             deployments = []
 
-        champion = tracking.champion(name) if has_tracking else None
-        versions = _list_versions(name) if has_tracking else []
+        champion = tracking.champion(model_name) if has_tracking else None
+        versions = _list_versions(model_name) if has_tracking else []
         deployment_names = {deployment["metadata"]["name"] for deployment in deployments}
         releases = [
             _make_release(version, champion.version if champion else "", deployment_names)
@@ -166,12 +166,12 @@ class ModelReader:
         promoted = {release.deployment: release.version for release in releases}
 
         return Model(
-            name,
+            model_name,
             champion.version if champion else "",
             _find_promotion_time(champion, versions, releases) if champion else None,
             [self._make_server(deployment, service, promoted) for deployment in deployments],
             releases,
-            _find_drift(name) if has_tracking else None,
+            _find_drift(model_name) if has_tracking else None,
             [release.version for release in releases if release.can_roll_back],
         )
 
@@ -214,13 +214,13 @@ def _list_models() -> list[str]:
     return [model.name for model in page.registered_models]
 
 
-def _list_versions(name: str) -> list[mlflow_api.ModelVersion]:
+def _list_versions(model_name: str) -> list[mlflow_api.ModelVersion]:
     """Return the versions of a model, newest first."""
-    search = {"filter": format_condition("name", name), "max_results": 1000}
+    search = {"filter": format_condition("name", model_name), "max_results": 1000}
     page = send_request(
         "GET", "mlflow/model-versions/search", mlflow_api.VersionsPage, params=search
     )
-    versions = [version for version in page.model_versions if version.name == name]
+    versions = [version for version in page.model_versions if version.name == model_name]
     return sorted(versions, key=lambda version: -int(version.version))
 
 
@@ -281,14 +281,14 @@ def _find_promotion_time(
     return None
 
 
-def _find_drift(name: str) -> Drift | None:
+def _find_drift(model_name: str) -> Drift | None:
     """Return the result of the newest drift check of a model."""
     experiments = send_request(
         "POST", "mlflow/experiments/search", mlflow_api.ExperimentsPage, json={"max_results": 1000}
     ).experiments
     search: dict[str, Any] = {
         "experiment_ids": [experiment.experiment_id for experiment in experiments],
-        "filter": format_condition(f"tags.`{tracking.MODEL}`", name),
+        "filter": format_condition(f"tags.`{tracking.MODEL}`", model_name),
         "order_by": ["attributes.start_time DESC"],
         "max_results": 1,
     }

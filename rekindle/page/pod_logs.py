@@ -79,11 +79,11 @@ class _RunCopy:
             return
         if self.thread is None or not self.thread.is_alive():
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self.thread = Thread(target=self._copy, name="pod logs", daemon=True)
+            self.thread = Thread(target=self._copy_logs, name="pod logs", daemon=True)
             self.thread.start()
         self.first_copy.wait(FIRST_COPY_TIMEOUT_S)
 
-    def _copy(self) -> None:
+    def _copy_logs(self) -> None:
         while time.monotonic() - self.requested_at < IDLE_AFTER_S and not self.is_complete:
             phase = (self.workflow.get("status") or {}).get("phase")
             try:
@@ -110,7 +110,7 @@ class _RunCopy:
         if name in self.complete_names or not ObjectName.matches(name):
             return
 
-        path = self._open(name)
+        path = self._open_log_file(name)
         position = self.positions.setdefault(name, _Position())
         query = {"timestamps": "true", **position.query()}
         try:
@@ -137,17 +137,17 @@ class _RunCopy:
                 continue
             name = make_pod_name(run, node)
             if name not in pods and name not in self.files and ObjectName.matches(name):
-                path = self._open(name)
+                path = self._open_log_file(name)
                 path.write_bytes(read_archived_log(run, node, reason))
                 self.complete_names.add(name)
 
-    def _open(self, name: str) -> Path:
+    def _open_log_file(self, log_name: str) -> Path:
         """Create the file of a log if it is missing, and return its path. The page lists the log as
         soon as the file exists."""
-        path = self.folder / f"{name}.log"
-        if name not in self.files:
+        path = self.folder / f"{log_name}.log"
+        if log_name not in self.files:
             path.touch(mode=0o600)
-            self.files[name] = path
+            self.files[log_name] = path
         return path
 
 
@@ -168,9 +168,9 @@ class _Position:
             return {"sinceTime": re.sub(r"\.\d+", "", self.last)}
         return {"limitBytes": str(MAX_FIRST_BYTES)}
 
-    def advance(self, line: bytes) -> bytes | None:
+    def advance(self, log_line: bytes) -> bytes | None:
         """Return the text of a line without its timestamp; None for a line that was read before."""
-        stamp, _, text = line.partition(b" ")
+        stamp, _, text = log_line.partition(b" ")
         timestamp = stamp.decode(errors="replace")
         if timestamp < self.last:
             return None

@@ -117,7 +117,7 @@ def _read_recorded_manifest(workflow: Mapping[str, Any]) -> Any:
     if not text:
         return workflow
     try:
-        return _unpack(text)
+        return _unpack_manifest(text)
     except InvalidDocument:
         # ignore the value, because other programs may use a parameter with this name for another
         # purpose
@@ -125,5 +125,5 @@ def _read_recorded_manifest(workflow: Mapping[str, Any]) -> Any:
 
 
 @lru_cache(MAX_CACHED_MANIFESTS)
-def _unpack(text: str) -> Any:
-    return unpack_manifest(text)
+def _unpack_manifest(manifest_text: str) -> Any:
+    return unpack_manifest(manifest_text)

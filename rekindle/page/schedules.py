@@ -92,21 +92,23 @@ class ProjectSchedules:
 
     def _make_schedule(
         self,
-        name: str,
+        pipeline_name: str,
         path: Path,
         section: Mapping[str, Any],
         rows: Iterable[RunRow],
         now: datetime,
     ) -> Schedule:
         config = f"configs/{path.name}"
-        line = str(section.get("cron") or "0 3 * * 1")
+        cron_line = str(section.get("cron") or "0 3 * * 1")
         timezone = str(section.get("timezone") or "UTC")
         is_suspended = section.get("suspend") is True
-        problem = find_problem([line], timezone)
+        problem = find_problem([cron_line], timezone)
         if problem:
-            return Schedule(name, config, line, timezone, is_suspended, problem=problem)
+            return Schedule(
+                pipeline_name, config, cron_line, timezone, is_suspended, problem=problem
+            )
 
-        runs = [row for row in rows if row.pipeline == name and row.started]
+        runs = [row for row in rows if row.pipeline == pipeline_name and row.started]
         last_run = runs[0] if runs else None
         covered = {parse_time_or_none(row.facts.get(SCHEDULED, "")) for row in runs}
         missed_times: list[datetime] = []
@@ -114,21 +116,23 @@ class ProjectSchedules:
             oldest = parse_time(runs[-1].started or last_run.started)
             start = max(oldest, now - timedelta(days=MAX_DAYS_BACK))
             missed_times = [
-                time for time in list_times([line], timezone, start, now) if time not in covered
+                time
+                for time in list_times([cron_line], timezone, start, now)
+                if time not in covered
             ]
 
         return Schedule(
-            name,
+            pipeline_name,
             config,
-            line,
+            cron_line,
             timezone,
             is_suspended,
-            list_next_times([line], timezone, now),
+            list_next_times([cron_line], timezone, now),
             last_run.name if last_run else "",
             last_run.started if last_run else None,
             [format_time(time) for time in reversed(missed_times)],
             _make_backfill_command(config, missed_times, timezone),
-            words=describe_schedule(line),
+            words=describe_schedule(cron_line),
             is_scheduled=False,
         )
 
@@ -195,12 +199,12 @@ def make_cluster_schedule(cron_workflow: Object, now: datetime) -> Schedule:
     )
 
 
-def find_problem(lines: Iterable[str], timezone: str) -> str:
+def find_problem(cron_lines: Iterable[str], timezone: str) -> str:
     """Return a sentence about an invalid schedule or time zone, or ""."""
-    for line in lines:
-        reason = cron.find_schedule_error(line)
+    for cron_line in cron_lines:
+        reason = cron.find_schedule_error(cron_line)
         if reason:
-            return f"The schedule {line!r} is invalid: {reason}."
+            return f"The schedule {cron_line!r} is invalid: {reason}."
     reason = cron.find_timezone_error(timezone)
     if reason:
         return f"The time zone {timezone!r} is invalid: {reason}"
@@ -258,17 +262,17 @@ def _read_config(path: Path) -> Mapping[str, Any]:
     return first_document if isinstance(first_document, dict) else {}
 
 
-def parse_time(text: str) -> datetime:
+def parse_time(time_text: str) -> datetime:
     """Parse a time in the format of RFC 3339; a time without a time zone is in UTC."""
-    time = datetime.fromisoformat(text)
+    time = datetime.fromisoformat(time_text)
     return time if time.tzinfo else time.replace(tzinfo=UTC)
 
 
-def parse_time_or_none(text: str) -> datetime | None:
+def parse_time_or_none(time_text: str) -> datetime | None:
     """Parse a time in the format of RFC 3339; return None for another text, because users choose
     the parameters of a run."""
     try:
-        return parse_time(text)
+        return parse_time(time_text)
     except ValueError:
         return None
 

@@ -54,33 +54,36 @@ def make_rekindle_tabs(
     return [first_tab, *training_tabs, *general_tabs]
 
 
-def find_mlflow_page(home: Path, name: str, environ: Mapping[str, str] | None = None) -> str:
+def find_mlflow_page(home: Path, run_name: str, environ: Mapping[str, str] | None = None) -> str:
     """Return the address of MLflow's page of a run or, without a name, of the newest run's
     experiment. Starts MLflow if needed. Raises TrackingError."""
     environ = dict(os.environ if environ is None else environ)
     services = Services(home, environ)
     os.environ.update(services.login(), MLFLOW_TRACKING_URI=services.url("mlflow"))
-    page = tracking.find_page_address(name)
+    page = tracking.find_page_address(run_name)
     if environ.get(MLFLOW_TRACKING_URI):
         return page
     return services.make_login_url(page)
 
 
-def serve(home: Path, name: str | None, port: int | None, announce: Callable[[str], None]) -> None:
+def serve(
+    home: Path, run_name: str | None, port: int | None, announce: Callable[[str], None]
+) -> None:
     """Serve the page of REKINDLE_HOME until SIGINT or SIGTERM. Raises ConfigError if another
     program uses the port of the page."""
     app = Page(make_parts(home)).application()
     token = server.read_token(home)
-    server.serve(app, token, server.listen(port), make_announcer(name, announce))
+    server.serve(app, token, server.listen(port), make_announcer(run_name, announce))
 
 
-def make_announcer(name: str | None, announce: Callable[[str], None]) -> Callable[[str], None]:
+def make_announcer(run_name: str | None, announce: Callable[[str], None]) -> Callable[[str], None]:
     """Return a function that gets the address of the list of runs, and passes to `announce` the
-    address of the run `name` instead. If `name` is empty, the address is passed unchanged."""
+    address of the run `run_name` instead. If `run_name` is empty, the address is passed
+    unchanged."""
 
     def announce_run(address: str) -> None:
-        if name:
-            address = address.replace("/?", f"/runs/{name}?")
+        if run_name:
+            address = address.replace("/?", f"/runs/{run_name}?")
         announce(address)
 
     return announce_run

@@ -197,12 +197,12 @@ def _is_literal_value(value: str) -> bool:
 
 
 def _check_placeholder_names(
-    field_name: str, texts: Iterable[str], allowed_names: Iterable[str]
+    field_name: str, template_texts: Iterable[str], allowed_names: Iterable[str]
 ) -> None:
     """Raise ValueError for a placeholder that does not exist."""
     allowed_names = set(allowed_names)
-    for text in texts:
-        for placeholder_name in PLACEHOLDER_PATTERN.findall(text):
+    for template_text in template_texts:
+        for placeholder_name in PLACEHOLDER_PATTERN.findall(template_text):
             if placeholder_name in allowed_names or placeholder_name.startswith(MODEL_PREFIX):
                 continue
 
@@ -241,11 +241,11 @@ def check_model_placeholders(
             )
 
 
-def fill_placeholders(text: str, placeholder_values: Mapping[str, object]) -> str:
+def fill_placeholders(template_text: str, placeholder_values: Mapping[str, object]) -> str:
     """Replace the placeholders in a text of the section `program` by their values. Raises KeyError
     for a placeholder without a value."""
     return PLACEHOLDER_PATTERN.sub(
-        lambda placeholder_match: str(placeholder_values[placeholder_match[1]]), text
+        lambda placeholder_match: str(placeholder_values[placeholder_match[1]]), template_text
     )
 
 

@@ -67,8 +67,8 @@ def _is_project(folder: Path, trusted_uids: Collection[int]) -> bool:
         if project_file.lstat().st_uid not in trusted_uids:
             return False
 
-        text = read_regular_file(project_file, MAX_CONFIG_BYTES).decode()
-        return "rekindle" in tomllib.loads(text).get("tool", {})
+        settings_text = read_regular_file(project_file, MAX_CONFIG_BYTES).decode()
+        return "rekindle" in tomllib.loads(settings_text).get("tool", {})
     except (OSError, ValueError, RecursionError):
         return False
 
@@ -174,16 +174,16 @@ def check_visible(key: str, path: Path, private_folder: Path) -> None:
         )
 
 
-def load_module(name: str, module_kind: str, required_names: Collection[str]) -> ModuleType:
-    """Import the module `name` of the project or of an installed package. Raises ConfigError if the
-    import fails, or the module lacks a required name.
+def load_module(module_name: str, module_kind: str, required_names: Collection[str]) -> ModuleType:
+    """Import the module `module_name` of the project or of an installed package. Raises ConfigError
+    if the import fails, or the module lacks a required name.
 
     The project is searched last for a module, so the project's files never shadow a library.
     Modules that are missing in the project's `steps` and `pipelines` are imported from the
     reference project.
     """
     # skip the search for the project if the module is already imported
-    imported_module = sys.modules.get(str(name)) or _import_module(name, module_kind)
+    imported_module = sys.modules.get(str(module_name)) or _import_module(module_name, module_kind)
 
     missing_names = [
         required_name
@@ -192,28 +192,30 @@ def load_module(name: str, module_kind: str, required_names: Collection[str]) ->
     ]
     if missing_names:
         raise ConfigError(
-            f'{module_kind} "{name}" lacks {", ".join(missing_names)}: a {module_kind} module must'
+            f'{module_kind} "{module_name}" lacks {", ".join(missing_names)}: a {module_kind}'
+            " module must"
             f" define {', '.join(required_names)} (see {DOCS_BY_KIND[module_kind]})."
         )
 
     return imported_module
 
 
-def _import_module(name: str, module_kind: str) -> ModuleType:
+def _import_module(module_name: str, module_kind: str) -> ModuleType:
     search_folders = search_path()
-    if not all(name_part.isidentifier() for name_part in str(name).split(".")):
+    if not all(name_part.isidentifier() for name_part in str(module_name).split(".")):
         raise ConfigError(
-            f'{module_kind} "{name}" cannot be imported: it must be the dotted name of a module,'
+            f'{module_kind} "{module_name}" cannot be imported: it must be the dotted name of a'
+            " module,"
             " such as a.b."
         )
 
     sys.path += [folder for folder in search_folders if folder not in sys.path]
     try:
-        _extend_shared_package(name.partition(".")[0], search_folders)
-        return import_module(name)
+        _extend_shared_package(module_name.partition(".")[0], search_folders)
+        return import_module(module_name)
     except ModuleNotFoundError as error:
-        # `name` itself exists, but it imports a missing module
-        if not f"{name}.".startswith(f"{error.name}."):
+        # `module_name` itself exists, but it imports a missing module
+        if not f"{module_name}.".startswith(f"{error.name}."):
             hint = suggest_similar(
                 error.name or "", _list_candidate_modules(error.name or "", search_folders)
             )
@@ -222,21 +224,25 @@ def _import_module(name: str, module_kind: str) -> ModuleType:
                 remedy = f"The project does not have that module.{hint}"
 
             raise ConfigError(
-                f'{module_kind} "{name}" cannot be imported: {describe_exception(error)} {remedy}'
+                f'{module_kind} "{module_name}" cannot be imported: {describe_exception(error)}'
+                f" {remedy}"
             ) from error
 
+        candidate_modules = _list_candidate_modules(module_name, search_folders)
         raise ConfigError(
-            f'{module_kind} "{name}" cannot be imported ({error}): it must be the dotted name of a'
+            f'{module_kind} "{module_name}" cannot be imported ({error}): it must be the dotted'
+            " name of a"
             f" module that is installed, or lies in one of the folders {', '.join(search_folders)}"
             f" (set ${PATH_VARIABLE} for further"
-            f" folders).{suggest_similar(name, _list_candidate_modules(name, search_folders))}"
+            f" folders).{suggest_similar(module_name, candidate_modules)}"
         ) from error
     except ConfigError:
         raise
     # the user's code can raise any exception
     except Exception as error:
         raise ConfigError(
-            f'{module_kind} "{name}" cannot be imported: {describe_exception(error)} Correct it.'
+            f'{module_kind} "{module_name}" cannot be imported: {describe_exception(error)}'
+            " Correct it."
         ) from error
 
 
@@ -258,10 +264,10 @@ def _extend_shared_package(package_name: str, search_folders: list[str]) -> None
     )
 
 
-def _list_candidate_modules(name: str, search_folders: list[str]) -> set[str]:
-    """Return the modules that the user may have meant by the wrong name `name`: the modules in the
-    same package, the project's steps, and the modules outside of packages."""
-    package_names = {name.rpartition(".")[0], "steps", ""}
+def _list_candidate_modules(module_name: str, search_folders: list[str]) -> set[str]:
+    """Return the modules that the user may have meant by the wrong name `module_name`: the modules
+    in the same package, the project's steps, and the modules outside of packages."""
+    package_names = {module_name.rpartition(".")[0], "steps", ""}
     return {
         f"{package_name}.{path.parent.name if path.stem == '__init__' else path.stem}".lstrip(".")
         for package_name in package_names

@@ -52,5 +52,7 @@ def create(project_folder: Path, only_workload: bool = False) -> list[Path]:
     return [project_folder / path for path in files_by_target]
 
 
-def _fill_in_names(text: str, name: str) -> str:
-    return text.replace("PROJECT", name).replace("MODULE", name.replace("-", "_"))
+def _fill_in_names(template_text: str, project_name: str) -> str:
+    return template_text.replace("PROJECT", project_name).replace(
+        "MODULE", project_name.replace("-", "_")
+    )

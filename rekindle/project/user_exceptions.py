@@ -66,15 +66,15 @@ def convert_exception(error: Exception, error_origin: str = "") -> RekindleError
 
     `error_origin`: start of the message, such as "`predict` failed on the test rows".
     """
-    text = (
+    error_text = (
         f"{error_origin}: {describe_exception(error)}"
         if error_origin
         else describe_exception(error)
     )
     is_transient = any(map(_is_transient, _iterate_causes(error)))
     if is_raised_by_project(error) and not is_transient:
-        return CodeError(text)
-    return RekindleError(text)
+        return CodeError(error_text)
+    return RekindleError(error_text)
 
 
 def _is_transient(error: BaseException) -> bool:
@@ -149,18 +149,18 @@ def describe_exception(error: Exception) -> str:
         own_frames[-1],
     )
     # an `assert` without a message raises an exception without text
-    text = _format_in_one_line(error, error_message or innermost_frame.line or "")
+    error_text = _format_in_one_line(error, error_message or innermost_frame.line or "")
 
     return (
         f"{innermost_frame.filename}:{innermost_frame.lineno}:"
-        f" {text}.{_suggest_name(error, innermost_frame.filename)}"
+        f" {error_text}.{_suggest_name(error, innermost_frame.filename)}"
     )
 
 
 def _format_in_one_line(error: Exception, error_message: str) -> str:
     error_message = without_secrets(error_message)
-    text = " ".join(f"{type(error).__name__}: {error_message}".split()).rstrip(": ")
-    return truncate(text, MAX_TEXT_CHARS)
+    error_text = " ".join(f"{type(error).__name__}: {error_message}".split()).rstrip(": ")
+    return truncate(error_text, MAX_TEXT_CHARS)
 
 
 def _suggest_name(error: Exception, file: str) -> str:

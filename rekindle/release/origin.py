@@ -181,26 +181,26 @@ class Origin:
         return ""
 
 
-def read(object_store: Store, name: str, version: str = "") -> Origin:
+def read(object_store: Store, model_name: str, version: str = "") -> Origin:
     """Read the origin of a version (default: the champion).
 
     Raises ConfigError if the version or its origin does not exist, DataError if a file of the
     release was changed.
     """
     if version:
-        release = tracking.find_version(name, version)
+        release = tracking.find_version(model_name, version)
     else:
-        release = tracking.champion(name)
+        release = tracking.champion(model_name)
 
     if not release and version:
         raise ConfigError(
-            f'version {version} of the model "{name}" does not exist: `rekindle ui` shows all'
+            f'version {version} of the model "{model_name}" does not exist: `rekindle ui` shows all'
             " versions."
         )
 
     if not release:
         raise ConfigError(
-            f'the model "{name}" does not have a champion: `rekindle ui` shows all models and'
+            f'the model "{model_name}" does not have a champion: `rekindle ui` shows all models and'
             " versions. A pipeline that releases no trained model, such as batch scoring or a"
             " check for drift, has nothing to reproduce."
         )
@@ -222,18 +222,20 @@ def read(object_store: Store, name: str, version: str = "") -> Origin:
         )
     except NotFound as error:
         raise ConfigError(
-            f"version {release.version} of {name} cannot be reproduced: {error} Versions that an"
+            f"version {release.version} of {model_name} cannot be reproduced: {error} Versions"
+            " that an"
             " earlier Rekindle released lack this file: train and release again."
         ) from error
 
     if not run_file.manifest or not run_file.parameters.get("config"):
         raise ConfigError(
-            f"version {release.version} of {name} cannot be reproduced: it was not released by a"
+            f"version {release.version} of {model_name} cannot be reproduced: it was not released"
+            " by a"
             " workflow that `rekindle run` or `rekindle submit` rendered from a config."
         )
 
     return Origin(
-        name=name,
+        name=model_name,
         version=release.version,
         prefix=release_prefix,
         sha256=release_record.model_sha256,

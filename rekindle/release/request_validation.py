@@ -112,13 +112,16 @@ def reject_huge_numbers(body: bytes) -> None:
     except ValueError:
         # ignore invalid JSON, because the parser later reports the position of the error
         return
-    for number_path, number in find_numbers(parsed_values):
-        if isinstance(number, int) and not -(1 << 63) <= number < 1 << 63:
+    for number_path, json_number in find_numbers(parsed_values):
+        if isinstance(json_number, int) and not -(1 << 63) <= json_number < 1 << 63:
             raise DataError(
-                f"{format_path(number_path)} is {format_value(number)}: it must fit into 64 bits."
+                f"{format_path(number_path)} is {format_value(json_number)}: it must fit into 64"
+                " bits."
             )
-        if not math.isfinite(number):
-            raise DataError(f"{format_path(number_path)} is {number}: it must be a finite number.")
+        if not math.isfinite(json_number):
+            raise DataError(
+                f"{format_path(number_path)} is {json_number}: it must be a finite number."
+            )
 
 
 def describe_error(request_type: type[BaseModel], error_detail: ErrorDetails) -> str:
@@ -158,13 +161,13 @@ def describe_error(request_type: type[BaseModel], error_detail: ErrorDetails) ->
 
 def format_path(path: tuple[str | int, ...]) -> str:
     """Format a location: `instances[3].amount`."""
-    text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
-    return text.removeprefix(".")[:200] or "the request"
+    path_text = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in path)
+    return path_text.removeprefix(".")[:200] or "the request"
 
 
-def format_value(value: object) -> str:
+def format_value(request_value: object) -> str:
     """Format a value of a request, shortened for a message."""
-    if isinstance(value, int) and abs(value) > 1 << 200:
+    if isinstance(request_value, int) and abs(request_value) > 1 << 200:
         # show only the size, because Python refuses to format very long integers
-        return f"a number of {value.bit_length():,} bits"
-    return truncate(repr(value))
+        return f"a number of {request_value.bit_length():,} bits"
+    return truncate(repr(request_value))

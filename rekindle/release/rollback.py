@@ -35,7 +35,7 @@ RollbackResult = dict[str, str]
 class KubernetesObjects(Protocol):
     """Access to the Kubernetes objects of a namespace, or of the local cluster."""
 
-    def find(self, kind: str, name: str) -> Object | None: ...
+    def find(self, object_kind: str, object_name: str) -> Object | None: ...
 
     def deployments(
         self, model: str, on_malformed: Callable[[object], None] | None = None
@@ -44,7 +44,9 @@ class KubernetesObjects(Protocol):
         wrong type are passed to `on_malformed` instead."""
         ...
 
-    def patch(self, kind: str, name: str, change: Object, dry_run: bool = False) -> None:
+    def patch(
+        self, object_kind: str, object_name: str, object_change: Object, dry_run: bool = False
+    ) -> None:
         """Apply a merge patch to an object; with `dry_run`, only test the patch. Raises Conflict if
         the resourceVersion in the patch is outdated."""
         ...

@@ -167,7 +167,7 @@ class Logs:
                 self.missing_lines_reasons.setdefault(pod_label, missing_reason)
 
     def _start_thread(
-        self, name: str, thread_function: Callable[..., None], *function_arguments: Any
+        self, thread_name: str, thread_function: Callable[..., None], *function_arguments: Any
     ) -> threading.Thread:
         def run() -> None:
             try:
@@ -176,7 +176,7 @@ class Logs:
                 self.failed = error
                 self.ended.set()
 
-        daemon_thread = threading.Thread(target=run, name=name, daemon=True)
+        daemon_thread = threading.Thread(target=run, name=thread_name, daemon=True)
         daemon_thread.start()
         return daemon_thread
 
@@ -235,8 +235,8 @@ class Logs:
                 log_lines,
             )
 
-        for line in log_lines:
-            self._write(pod_label, line)
+        for log_line in log_lines:
+            self._write(pod_label, log_line)
         self.shown.add(pod_label)
 
     def _stream_lines(
@@ -336,17 +336,17 @@ class Logs:
         ]
         return (container_name, restart_count) in matching_containers
 
-    def _write(self, pod_label: str, line: str) -> None:
+    def _write(self, pod_label: str, log_line: str) -> None:
         with self.lock:
             if self.colors is None:
-                self.out.write(format_log_line(pod_label, line, self.as_json) + "\n")
+                self.out.write(format_log_line(pod_label, log_line, self.as_json) + "\n")
             else:
                 label_color = self.colors.setdefault(
                     pod_label, COLORS[len(self.colors) % len(COLORS)]
                 )
                 open_raw_stream(self.out).write(
                     f"\x1b[{label_color}m{escape_control_chars(pod_label)}\x1b[0m |"
-                    f" {escape_control_chars(line)}\n"
+                    f" {escape_control_chars(log_line)}\n"
                 )
             self.out.flush()
 
@@ -361,16 +361,16 @@ def started_pod_labels(workflow: Mapping[str, Any]) -> Iterator[str]:
             yield _strip_workflow_name(workflow["metadata"]["name"], workflow_node["name"])
 
 
-def get_pod_label(name: str, pod: Mapping[str, Any]) -> str:
+def get_pod_label(run_name: str, pod: Mapping[str, Any]) -> str:
     """Return the label of a pod for log lines, such as `ship.release` for a step, or
     `train-worker-0` for a pod of a step's job."""
     pod_metadata = pod["metadata"]
     node_name = (pod_metadata.get("annotations") or {}).get(NODE_NAME_ANNOTATION)
-    return _strip_workflow_name(name, node_name or pod_metadata["name"])
+    return _strip_workflow_name(run_name, node_name or pod_metadata["name"])
 
 
-def _strip_workflow_name(workflow_name: str, name: str) -> str:
-    return re.sub(r"^[.-]", "", name.removeprefix(workflow_name))
+def _strip_workflow_name(workflow_name: str, full_name: str) -> str:
+    return re.sub(r"^[.-]", "", full_name.removeprefix(workflow_name))
 
 
 def _started_containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
@@ -393,7 +393,7 @@ def _started_containers(pod: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
 
 def read_last_lines(
     cluster: Cluster,
-    name: str,
+    run_name: str,
     step_labels: list[str],
     deployment_name: str = "",
     line_count: int = 50,
@@ -401,8 +401,8 @@ def read_last_lines(
     """Return the last lines of the log of a pod of these steps or of `deployment_name`,
     preferably of a pod with an error; "" if neither the steps nor `deployment_name` have a pod."""
     matching_pods = []
-    for run_pod in cluster.list_objects(PODS, f"{WORKFLOW}={name}"):
-        pod_label = get_pod_label(name, run_pod)
+    for run_pod in cluster.list_objects(PODS, f"{WORKFLOW}={run_name}"):
+        pod_label = get_pod_label(run_name, run_pod)
         if any(
             pod_label == step_label or pod_label.startswith((f"{step_label}(", f"{step_label}-"))
             for step_label in step_labels
@@ -528,9 +528,9 @@ class TrainingProgress:
     progress from the workers' logs every few seconds. If no worker runs, `of` returns the reason
     why the job is waiting in its queue."""
 
-    def __init__(self, cluster: Cluster, name: str) -> None:
+    def __init__(self, cluster: Cluster, run_name: str) -> None:
         self.cluster = cluster
-        self.name = name
+        self.name = run_name
         self.progress: dict[str, str] = {}
         self.requested = threading.Event()
         threading.Thread(target=self._poll, name="progress", daemon=True).start()

@@ -24,7 +24,7 @@ def format_overview(cluster: Cluster, as_json: bool) -> str:
         key=lambda workflow_object: workflow_object["metadata"]["creationTimestamp"], reverse=True
     )
     run_rows = [
-        _build_run_row(add_waiting_reasons(cluster, _decompress(workflow_object)))
+        _build_run_row(add_waiting_reasons(cluster, _decompress_nodes(workflow_object)))
         for workflow_object in workflow_objects
     ]
     schedule_rows = [
@@ -36,25 +36,25 @@ def format_overview(cluster: Cluster, as_json: bool) -> str:
     return show_tables({"runs": run_rows, "schedules": schedule_rows}, as_json, empty_message)
 
 
-def format_run(cluster: Cluster, name: str, as_json: bool, shows_all: bool = False) -> str:
+def format_run(cluster: Cluster, run_name: str, as_json: bool, shows_all: bool = False) -> str:
     """Return the steps of a run, without internal steps unless `shows_all`. Raises ConfigError if
     the run does not exist."""
-    workflow = add_waiting_reasons(cluster, read_run(cluster, name))
+    workflow = add_waiting_reasons(cluster, read_run(cluster, run_name))
     if as_json:
         return to_json(describe_run(cluster, workflow), indent=2)
 
     workflow_status = workflow.get("status") or {}
     manifest = {"metadata": workflow["metadata"], "spec": get_effective_spec(workflow)}
-    output_lines = [format_steps_table(name, workflow_status, manifest, shows_all)]
+    output_lines = [format_steps_table(run_name, workflow_status, manifest, shows_all)]
 
     if is_offloaded(workflow):
-        output_lines += ["", f"its steps are stored in Argo's database: `argo get {name}`"]
+        output_lines += ["", f"its steps are stored in Argo's database: `argo get {run_name}`"]
     output_lines += describe_queue(cluster, workflow)
 
     return "\n".join(output_lines)
 
 
-def _decompress(workflow: Object) -> Object:
+def _decompress_nodes(workflow: Object) -> Object:
     """Return the workflow with its nodes, or without nodes if the nodes are malformed."""
     try:
         return decompress_nodes(workflow)

@@ -39,24 +39,24 @@ from rekindle.view import cluster_logs, outcome
 REFRESH_INTERVAL_S = 2.0
 
 
-def watch_run(cluster: Cluster, name: str, *, as_json: bool) -> int:
+def watch_run(cluster: Cluster, run_name: str, *, as_json: bool) -> int:
     """Show a run until it completes. Raises ConfigError if the run does not exist."""
-    workflow = read_run(cluster, name)
+    workflow = read_run(cluster, run_name)
     output_stream = sys.stderr if as_json else sys.stdout
-    describe_progress = cluster_logs.TrainingProgress(cluster, name).of
+    describe_progress = cluster_logs.TrainingProgress(cluster, run_name).of
 
     try:
         with display.show_run(
-            name, describe_progress, {"spec": get_effective_spec(workflow)}, output_stream
+            run_name, describe_progress, {"spec": get_effective_spec(workflow)}, output_stream
         ) as run_display:
             refresher = _RunRefresher(cluster, run_display)
             with refresher.refreshed():
-                workflow = _watch_to_completion(cluster, name, refresher, run_display)
+                workflow = _watch_to_completion(cluster, run_name, refresher, run_display)
     except KeyboardInterrupt:
         cluster_flags = f" --cluster{cluster.flags}"
         sys.stderr.write(
-            f"\n{name} continues; only the watch has ended\nwatch   rekindle status {name}"
-            f" --watch{cluster_flags}\nstop    rekindle stop {name}{cluster_flags}\n"
+            f"\n{run_name} continues; only the watch has ended\nwatch   rekindle status {run_name}"
+            f" --watch{cluster_flags}\nstop    rekindle stop {run_name}{cluster_flags}\n"
         )
         return exit_codes.INTERRUPTED
 
@@ -112,7 +112,7 @@ class _RunRefresher:
 
 
 def _watch_to_completion(
-    cluster: Cluster, name: str, run_refresher: _RunRefresher, run_display: display.RunDisplay
+    cluster: Cluster, run_name: str, run_refresher: _RunRefresher, run_display: display.RunDisplay
 ) -> Object:
     unreachable = False
 
@@ -122,13 +122,15 @@ def _watch_to_completion(
             run_display.say(f"waiting for the cluster: {error}")
         unreachable = True
 
-    for event_type, workflow in cluster.watch(WORKFLOWS, name=name, on_lost=report_lost):
+    for event_type, workflow in cluster.watch(WORKFLOWS, name=run_name, on_lost=report_lost):
         if unreachable:
             run_display.say("the cluster answers again")
 
         unreachable = False
         if event_type == "DELETED":
-            raise RekindleError(f"{name} was deleted while it was watched: its outcome is unknown.")
+            raise RekindleError(
+                f"{run_name} was deleted while it was watched: its outcome is unknown."
+            )
 
         workflow = decompress_nodes(workflow)
         if workflow.get("status"):
@@ -199,16 +201,16 @@ def _describe_queue(cluster: Cluster, workflow: Mapping[str, Any]) -> Object:
     return {"queue": {"waiting": [asdict(waiting_job) for waiting_job in waiting_jobs]}}
 
 
-def _find_endpoint(cluster: Cluster, name: str | None) -> str | None:
+def _find_endpoint(cluster: Cluster, run_name: str | None) -> str | None:
     """Return the URL of the pipeline's Service inside the cluster, if it exists."""
     try:
-        service_object = cluster.find(SERVICES, name) if name else None
+        service_object = cluster.find(SERVICES, run_name) if run_name else None
     except ApiError:
         # return no URL if the user may not read Services
         return None
 
     if service_object:
-        return f"http://{name}.{cluster.namespace}:{service_object['spec']['ports'][0]['port']}"
+        return f"http://{run_name}.{cluster.namespace}:{service_object['spec']['ports'][0]['port']}"
     return None
 
 

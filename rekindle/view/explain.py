@@ -60,30 +60,30 @@ class TrainingReports(RootModel[dict[str, TrainingReport]]):
     model_config = ConfigDict(strict=True)
 
 
-def explain_run(home: Path, name: str | None, as_json: bool) -> str:
+def explain_run(home: Path, run_name: str | None, as_json: bool) -> str:
     """Return the report on the trainings of a run (default: the newest run), which may still be
     active.
 
     Raises ConfigError if the run does not exist or trains nothing, StorageError if the object store
     is unavailable.
     """
-    name = name or runs.find_newest(home)
-    run_status = runs.load_status(home, name)
-    workflow = RunFiles(home, name).workflow()
+    run_name = run_name or runs.find_newest(home)
+    run_status = runs.load_status(home, run_name)
+    workflow = RunFiles(home, run_name).workflow()
 
-    run_costs = RunCosts(name, workflow, run_status)
+    run_costs = RunCosts(run_name, workflow, run_status)
     training_reports = {}
     if run_costs.tariffs:
         training_reports = read_training_reports(
-            LocalCluster(home).store(), name, run_costs.tariffs
+            LocalCluster(home).store(), run_name, run_costs.tariffs
         )
 
     return _format_report(
-        name, run_status["phase"], training_reports, run_costs, run_status, as_json
+        run_name, run_status["phase"], training_reports, run_costs, run_status, as_json
     )
 
 
-def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str:
+def explain_on_cluster(cluster: Cluster, run_name: str | None, as_json: bool) -> str:
     """Return the report on a cluster's run. A pod in the cluster reads the ledgers, because the
     object store may be unreachable from this machine.
 
@@ -91,10 +91,12 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
     """
     from rekindle.cluster import remote, workflows
 
-    name = name or workflows.find_newest_run(cluster)
-    workflow = workflows.read_run(cluster, name)
+    run_name = run_name or workflows.find_newest_run(cluster)
+    workflow = workflows.read_run(cluster, run_name)
     workflow_status = workflow.get("status") or {}
-    run_costs = RunCosts(name, {"spec": workflows.get_effective_spec(workflow)}, workflow_status)
+    run_costs = RunCosts(
+        run_name, {"spec": workflows.get_effective_spec(workflow)}, workflow_status
+    )
 
     tariffs_by_task = {
         task_name: tariff and tariff.model_dump() for task_name, tariff in run_costs.tariffs.items()
@@ -103,12 +105,12 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
     if tariffs_by_task:
         module_name = "rekindle.view.explain"
         pod_reports = remote.run_for_result(
-            cluster, workflow, TrainingReports, module_name, name, to_json(tariffs_by_task)
+            cluster, workflow, TrainingReports, module_name, run_name, to_json(tariffs_by_task)
         )
         reports_by_task = pod_reports.model_dump(exclude_unset=True)
 
     return _format_report(
-        name,
+        run_name,
         workflow_status.get("phase") or "Pending",
         reports_by_task,
         run_costs,
@@ -118,7 +120,7 @@ def explain_on_cluster(cluster: Cluster, name: str | None, as_json: bool) -> str
 
 
 def read_training_reports(
-    object_store: "Store", name: str, tariffs_by_task: Mapping[str, "TrainingTariff | None"]
+    object_store: "Store", run_name: str, tariffs_by_task: Mapping[str, "TrainingTariff | None"]
 ) -> dict[str, dict[str, Any]]:
     """Summarize the ledger of each training, in lines of text and in figures. Raises
     StorageError."""
@@ -128,7 +130,8 @@ def read_training_reports(
 
     return {
         task_name: build_report(
-            summarize_events(read_events(object_store, key(task_name, LEDGER_KEY, name))), tariff
+            summarize_events(read_events(object_store, key(task_name, LEDGER_KEY, run_name))),
+            tariff,
         )
         for task_name, tariff in tariffs_by_task.items()
     }
@@ -142,7 +145,9 @@ class RunCosts:
     frameworks in the run.
     """
 
-    def __init__(self, name: str, workflow: Mapping[str, Any], status: Mapping[str, Any]) -> None:
+    def __init__(
+        self, run_name: str, workflow: Mapping[str, Any], status: Mapping[str, Any]
+    ) -> None:
         from rekindle.training.cost import jobs, tariff
         from rekindle.training.cost.prices import Prices
 
@@ -154,7 +159,9 @@ class RunCosts:
             *jobs.list_planned_jobs(status, self.manifest),
         ]
         if not task_names and not self.jobs:
-            raise ConfigError(f"{name} does not train: `rekindle status {name}` shows its steps.")
+            raise ConfigError(
+                f"{run_name} does not train: `rekindle status {run_name}` shows its steps."
+            )
 
         self.prices = tariff.read_prices(self.manifest) or Prices.load(project.current_root())
         self.tariffs = dict.fromkeys(task_names) | tariff.build_tariffs(
@@ -213,7 +220,7 @@ def build_job_report(job_run: "AppliedJob", project_prices: "Prices | None") -> 
 
 
 def _format_report(
-    name: str,
+    run_name: str,
     run_phase: str,
     training_reports: Mapping[str, dict[str, Any]],
     run_costs: RunCosts,
@@ -237,7 +244,7 @@ def _format_report(
         if run_cost:
             report_content = report_content | {"run_cost": run_cost}
 
-        return to_json({"workflow": name, "phase": run_phase} | report_content, indent=2)
+        return to_json({"workflow": run_name, "phase": run_phase} | report_content, indent=2)
 
     title_lines = {
         task_name: [] if len(training_reports) == 1 and not job_reports else [f"{task_name}:"]
@@ -258,7 +265,7 @@ def _format_report(
     if cost_text:
         report_lines += ["", f"The whole run cost {cost_text}."]
 
-    return escape_control_chars("\n".join([f"{name}: {run_phase}", *report_lines]))
+    return escape_control_chars("\n".join([f"{run_name}: {run_phase}", *report_lines]))
 
 
 if __name__ == "__main__":

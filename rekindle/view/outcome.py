@@ -15,7 +15,7 @@ from rekindle.operations.results import (
 )
 
 
-def build_outcome(name: str, run_status: Status, **more_fields: Any) -> dict[str, Any]:
+def build_outcome(run_name: str, run_status: Status, **more_fields: Any) -> dict[str, Any]:
     """Return the object that `-o json` prints about a run. `more_fields` adds or overrides keys
     (manifest_sha256, endpoint, ...)."""
     output_values = read_parameters(run_status)
@@ -30,7 +30,7 @@ def build_outcome(name: str, run_status: Status, **more_fields: Any) -> dict[str
         "endpoint": None,
         "run_id": output_values.get("run_id"),
     }
-    return summary.make_json_object(name, run_status, **outcome_fields | more_fields)
+    return summary.make_json_object(run_name, run_status, **outcome_fields | more_fields)
 
 
 def describe_success(

@@ -21,43 +21,43 @@ def format_overview(home: Path, as_json: bool) -> str:
     return runs.show_all(LocalCluster(home), as_json, build_run_row)
 
 
-def format_run(home: Path, name: str, as_json: bool, shows_all: bool = False) -> str:
+def format_run(home: Path, run_name: str, as_json: bool, shows_all: bool = False) -> str:
     """Return the steps of a run, without internal steps unless `shows_all`, and its live
     processes."""
-    run_status = runs.load_status(home, name)
-    manifest = RunFiles(home, name).workflow()
+    run_status = runs.load_status(home, run_name)
+    manifest = RunFiles(home, run_name).workflow()
     if as_json:
-        return to_json(build_run_object(home, name, manifest, run_status), indent=2)
+        return to_json(build_run_object(home, run_name, manifest, run_status), indent=2)
 
-    live_processes = runs.list_processes(home, name)
-    return format_steps_table(name, run_status, manifest, shows_all) + runs.format_processes_table(
-        live_processes
-    )
+    live_processes = runs.list_processes(home, run_name)
+    return format_steps_table(
+        run_name, run_status, manifest, shows_all
+    ) + runs.format_processes_table(live_processes)
 
 
 def build_run_object(
-    home: Path, name: str, manifest: Mapping[str, Any], run_status: Status
+    home: Path, run_name: str, manifest: Mapping[str, Any], run_status: Status
 ) -> dict[str, Any]:
     """Return the JSON object that `rekindle status NAME -o json` prints."""
     outcome_fields = outcome.build_outcome(
-        name, run_status, **collect_run_facts(home, manifest, run_status)
+        run_name, run_status, **collect_run_facts(home, manifest, run_status)
     )
-    return outcome_fields | {"processes": runs.list_processes(home, name)}
+    return outcome_fields | {"processes": runs.list_processes(home, run_name)}
 
 
 def format_steps_table(
-    name: str, run_status: Status, manifest: Mapping[str, Any], shows_all: bool = False
+    run_name: str, run_status: Status, manifest: Mapping[str, Any], shows_all: bool = False
 ) -> str:
     """Return a table of the steps of a run, without internal steps unless `shows_all`."""
     internal_steps = InternalSteps(manifest, run_status)
     step_rows = [
-        internal_steps.make_readable(step_row) for step_row in list_steps(name, run_status)
+        internal_steps.make_readable(step_row) for step_row in list_steps(run_name, run_status)
     ]
     if shows_all:
-        return runs.format_steps_table(name, run_status, step_rows)
+        return runs.format_steps_table(run_name, run_status, step_rows)
 
     shown_rows = [step_row for step_row in step_rows if not internal_steps.is_internal(step_row)]
-    table_text = runs.format_steps_table(name, run_status, shown_rows)
+    table_text = runs.format_steps_table(run_name, run_status, shown_rows)
     hidden_count = len(step_rows) - len(shown_rows)
     if hidden_count:
         table_text += f"\n\n{hidden_count} internal steps are not shown: `--all` shows them"
@@ -109,11 +109,11 @@ def format_token_header(home: Path, manifest: Mapping[str, Any]) -> str:
 
 
 def build_run_row(
-    name: str, run_status: Status, run_phase: str, creation_time: str | None
+    run_name: str, run_status: Status, run_phase: str, creation_time: str | None
 ) -> dict[str, str]:
     verdict_field = {"verdict": results.read_parameters(run_status).get("verdict", "")}
     return (
-        {"run": name, "phase": run_phase}
+        {"run": run_name, "phase": run_phase}
         | verdict_field
-        | runs.make_run_row(name, run_status, run_phase, creation_time)
+        | runs.make_run_row(run_name, run_status, run_phase, creation_time)
     )

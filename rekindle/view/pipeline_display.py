@@ -65,14 +65,14 @@ def _cache_claims(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def load_run(
-    home: Path, name: str | None, parameter_values: Mapping[str, str], as_json: bool
+    home: Path, run_name: str | None, parameter_values: Mapping[str, str], as_json: bool
 ) -> "Pipeline | None":
     """Load a run to resume. If another process executes the run, resume its suspended steps and
     return None.
 
     Raises ConfigError, Busy.
     """
-    local_run = foreground.load_run(LocalCluster(home), name, parameter_values, as_json)
+    local_run = foreground.load_run(LocalCluster(home), run_name, parameter_values, as_json)
     if local_run:
         return Pipeline(local_run)
     return None
@@ -95,11 +95,11 @@ def run_here(pipeline: "Pipeline", *, as_json: bool, ask: bool, full_status: boo
     return code
 
 
-def execute_queued(home: Path, name: str) -> int:
+def execute_queued(home: Path, run_name: str) -> int:
     """Execute a queued run to its end, and return the exit code of the run. Raises Busy,
     NotQueued."""
     cluster = LocalCluster(home)
-    pipeline = Pipeline(LocalRun.load(name, cluster, is_queued=True))
+    pipeline = Pipeline(LocalRun.load(run_name, cluster, is_queued=True))
     if pipeline.is_rekindle:
         # start the services now, so that they are ready when the first step needs them
         cluster.prefetch()

@@ -89,12 +89,12 @@ def _limit_names(task_names: list[str]) -> list[str]:
 
 
 def _format_range(seconds: float, low_seconds: float, high_seconds: float) -> str:
-    text = format_duration(seconds)
+    range_text = format_duration(seconds)
     shortest_text = format_duration(low_seconds)
     longest_text = format_duration(high_seconds)
     if shortest_text == longest_text:
-        return text
-    return f"{text} ({shortest_text} – {longest_text})"
+        return range_text
+    return f"{range_text} ({shortest_text} – {longest_text})"
 
 
 def _describe_totals(run_forecast: Forecast) -> Iterator[str]:

@@ -49,7 +49,7 @@ class InternalSteps:
         task_name = step_row.name.rpartition(".")[2].partition("(")[0]
         has_run = step_row.phase not in NOT_RUN_PHASES
         return self.is_added(
-            task_name, self._template(step_row.node), self._parent(step_row), has_run
+            task_name, self._find_template(step_row.node), self._find_parent(step_row), has_run
         )
 
     def is_added(
@@ -93,16 +93,18 @@ class InternalSteps:
             return step_row
 
         task_name = step_row.name.rpartition(".")[2].partition("(")[0]
-        step_condition = _list_conditions(self._parent(step_row)).get(task_name)
+        step_condition = _list_conditions(self._find_parent(step_row)).get(task_name)
         if step_condition:
             return replace(step_row, message=f"not true: {_simplify_condition(step_condition)}")
         return step_row
 
-    def _parent(self, step_row: Step) -> Mapping[str, Any]:
+    def _find_parent(self, step_row: Step) -> Mapping[str, Any]:
         """Return the template of the DAG that contains a step."""
-        return self._template(self.nodes.get((step_row.node or {}).get("boundaryID", "")) or {})
+        return self._find_template(
+            self.nodes.get((step_row.node or {}).get("boundaryID", "")) or {}
+        )
 
-    def _template(self, workflow_node: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _find_template(self, workflow_node: Mapping[str, Any]) -> Mapping[str, Any]:
         return self.templates.get(workflow_node.get("templateName", "")) or {}
 
 
@@ -132,10 +134,10 @@ def _list_input_names(template: Mapping[str, Any]) -> set[str]:
 def _simplify_condition(argo_condition: str) -> str:
     """Simplify a condition for display, for example `{{=tasks.evaluate.outputs.parameters.verdict
     == 'release'}}` to `evaluate.verdict == 'release'`."""
-    text = OUTPUT_REFERENCE.sub(
+    condition_text = OUTPUT_REFERENCE.sub(
         lambda output_match: (
             f"{output_match[1] or output_match[2]}.{output_match[3] or output_match[4]}"
         ),
         argo_condition,
     )
-    return text.replace("{{=", "").replace("{{", "").replace("}}", "")
+    return condition_text.replace("{{=", "").replace("{{", "").replace("}}", "")

@@ -53,11 +53,11 @@ def find_progress(log_text: str) -> str:
     return escape_control_chars("  ".join(progress_parts))
 
 
-def _parse_number(text: str) -> float | None:
+def _parse_number(number_text: str) -> float | None:
     """Parse a number that a program has written; return None if it is negative, huge or
     malformed."""
     try:
-        number = float(text)
+        number = float(number_text)
     except ValueError:
         return None
     return number if 0 <= number < MAX_NUMBER else None

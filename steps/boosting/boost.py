@@ -192,10 +192,10 @@ class Peers:
         order, so that the sum is reproducible bit for bit."""
         if self.rank != 0:
             self.sockets[0].sendall(local_values.tobytes())
-            return _receive(self.sockets[0], local_values)
+            return _receive_array(self.sockets[0], local_values)
 
         global_sum = local_values + sum(
-            _receive(connection, local_values) for connection in self.sockets
+            _receive_array(connection, local_values) for connection in self.sockets
         )
         for connection in self.sockets:
             connection.sendall(global_sum.tobytes())
@@ -243,9 +243,9 @@ def connect_replicas() -> Iterator[Peers]:
 
     try:
         if rank == 0:
-            replica_sockets = _accept(master_port, replica_count)
+            replica_sockets = _accept_replicas(master_port, replica_count)
         else:
-            replica_sockets = [_connect(environment["MASTER_ADDR"], master_port, rank)]
+            replica_sockets = [_connect_to_master(environment["MASTER_ADDR"], master_port, rank)]
 
         yield Peers(rank, replica_count, replica_sockets)
     except OSError as error:
@@ -257,7 +257,7 @@ def connect_replicas() -> Iterator[Peers]:
         launched_process.wait()
 
 
-def _accept(port: int, replica_count: int) -> list[socket.socket]:
+def _accept_replicas(port: int, replica_count: int) -> list[socket.socket]:
     """Accept the connections of the other replicas; return them in rank order."""
     if replica_count == 1:
         return []
@@ -273,7 +273,7 @@ def _accept(port: int, replica_count: int) -> list[socket.socket]:
     ]
 
 
-def _connect(host: str, port: int, rank: int) -> socket.socket:
+def _connect_to_master(host: str, port: int, rank: int) -> socket.socket:
     deadline_seconds = time.monotonic() + TIMEOUT_S
     while True:
         try:
@@ -286,7 +286,7 @@ def _connect(host: str, port: int, rank: int) -> socket.socket:
             time.sleep(0.1)
 
 
-def _receive(connection: socket.socket, expected_array: Any) -> Any:
+def _receive_array(connection: socket.socket, expected_array: Any) -> Any:
     received_bytes = bytearray()
     while len(received_bytes) < expected_array.nbytes:
         received_chunk = connection.recv(expected_array.nbytes - len(received_bytes))

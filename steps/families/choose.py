@@ -37,13 +37,13 @@ class Outputs(StepOutputs):
     family: str = Field(description="name of the best family")
 
 
-def _uris(inputs: Inputs) -> Iterator[str]:
+def _list_model_uris(inputs: Inputs) -> Iterator[str]:
     from rekindle import Store
 
     yield from map(Store.from_env().uri, inputs.models.values())
 
 
-REUSE = Reuse(ignored_inputs=("models",), data_read=_uris)
+REUSE = Reuse(ignored_inputs=("models",), data_read=_list_model_uris)
 
 
 def run(inputs: Inputs) -> Outputs:

@@ -34,13 +34,13 @@ def draw(
         {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
     ):
         for plot_name, draw_picture in {
-            "scores": lambda axes: _histogram(axes, labels, scores_by_model["candidate"]),
+            "scores": lambda axes: _draw_histogram(axes, labels, scores_by_model["candidate"]),
             "precision_recall": lambda axes: _precision_recall(axes, labels, scores_by_model),
-            "calibration": lambda axes: _calibration(axes, labels, scores_by_model),
-            "scenarios": lambda axes: _scenarios(
+            "calibration": lambda axes: _draw_calibration(axes, labels, scores_by_model),
+            "scenarios": lambda axes: _draw_scenarios(
                 axes, labels, scenarios, scores_by_model["candidate"]
             ),
-            "weeks": lambda axes: _weeks(axes, evaluated_weeks, list(scores_by_model)),
+            "weeks": lambda axes: _draw_weeks(axes, evaluated_weeks, list(scores_by_model)),
         }.items():
             figure = Figure(figsize=(5, 3.4))
             axes = figure.add_axes((0.14, 0.15, 0.82, 0.75))
@@ -48,7 +48,7 @@ def draw(
             figure.savefig(plot_folder / f"{plot_name}.png", dpi=110)
 
 
-def _histogram(axes: Axes, labels: Ints, scores: Floats) -> None:
+def _draw_histogram(axes: Axes, labels: Ints, scores: Floats) -> None:
     bin_edges = np.linspace(0, 1, 41).tolist()
     for label_value, label_name, bar_colour in (
         (0, "genuine", "#94a3b8"),
@@ -82,7 +82,7 @@ def _precision_recall(axes: Axes, labels: Ints, scores_by_model: dict[str, Float
     axes.legend()
 
 
-def _calibration(axes: Axes, labels: Ints, scores_by_model: dict[str, Floats]) -> None:
+def _draw_calibration(axes: Axes, labels: Ints, scores_by_model: dict[str, Floats]) -> None:
     bucket_edges = np.array([0, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 0.6, 0.9, 1])
     for model_name, model_scores in scores_by_model.items():
         bucket_by_row = np.digitize(model_scores, bucket_edges[1:-1])
@@ -119,7 +119,7 @@ def _calibration(axes: Axes, labels: Ints, scores_by_model: dict[str, Floats]) -
     axes.legend()
 
 
-def _scenarios(axes: Axes, labels: Ints, scenarios: Ints, candidate_scores: Floats) -> None:
+def _draw_scenarios(axes: Axes, labels: Ints, scenarios: Ints, candidate_scores: Floats) -> None:
     """Draw a table with a row for each kind of fraud: the number of frauds, the fraction of them
     above ALARM_SCORE, and the AP against genuine rows."""
     table_rows = []
@@ -151,7 +151,7 @@ def _scenarios(axes: Axes, labels: Ints, scenarios: Ints, candidate_scores: Floa
     ).scale(1, 1.5)
 
 
-def _weeks(axes: Axes, evaluated_weeks: list[dict[str, Any]], model_names: list[str]) -> None:
+def _draw_weeks(axes: Axes, evaluated_weeks: list[dict[str, Any]], model_names: list[str]) -> None:
     week_positions = np.arange(len(evaluated_weeks))
     bar_width = 0.8 / len(model_names)
 

@@ -63,7 +63,7 @@ def replay(
             or (is_needed | history_mask).sum() > max_history
         ):
             yield (
-                _request(later_rows, batch_rows, is_needed, label_delay_microseconds),
+                _build_request(later_rows, batch_rows, is_needed, label_delay_microseconds),
                 [expected_scores[int(later_rows.id[batch_row])] for batch_row in batch_rows],
             )
             batch_rows = []
@@ -74,7 +74,7 @@ def replay(
 
     if batch_rows:
         yield (
-            _request(later_rows, batch_rows, is_needed, label_delay_microseconds),
+            _build_request(later_rows, batch_rows, is_needed, label_delay_microseconds),
             [expected_scores[int(later_rows.id[batch_row])] for batch_row in batch_rows],
         )
 
@@ -112,7 +112,7 @@ def _find_needed_rows(later_rows: Rows, row_index: int) -> NDArray[np.bool_]:
     return is_needed
 
 
-def _request(
+def _build_request(
     later_rows: Rows,
     batch_rows: list[int],
     is_needed: NDArray[np.bool_],
@@ -123,17 +123,20 @@ def _request(
         later_rows.time[history_rows]
         <= later_rows.time[batch_rows].max() - label_delay_microseconds
     )
-    history_records = _records(later_rows, history_rows)
+    history_records = _list_records(later_rows, history_rows)
     has_label &= later_rows.fraud[history_rows] != UNKNOWN
     for history_record, fraud_label, is_known in zip(
         history_records, later_rows.fraud[history_rows].tolist(), has_label.tolist(), strict=True
     ):
         if is_known:
             history_record["fraud"] = fraud_label
-    return {"instances": _records(later_rows, np.array(batch_rows)), "history": history_records}
+    return {
+        "instances": _list_records(later_rows, np.array(batch_rows)),
+        "history": history_records,
+    }
 
 
-def _records(transactions: Rows, row_indices: NDArray[np.int64]) -> list[dict[str, Any]]:
+def _list_records(transactions: Rows, row_indices: NDArray[np.int64]) -> list[dict[str, Any]]:
     time_texts = np.datetime_as_string(
         transactions.time[row_indices].astype("datetime64[us]")
     ).tolist()

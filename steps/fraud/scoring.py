@@ -38,7 +38,7 @@ MAX_WITHOUT_HISTORY = DAY
 MIN_BATCH_WIDTH = 16
 
 
-def _identity(raw_identity: object) -> int:
+def _parse_identity(raw_identity: object) -> int:
     if type(raw_identity) is int and abs(raw_identity) < 1 << 63:
         return raw_identity
     if isinstance(raw_identity, str) and (identity_text := raw_identity.strip()):
@@ -46,7 +46,7 @@ def _identity(raw_identity: object) -> int:
     raise ValueError("it must be a whole number of 64 bits or non-empty text")
 
 
-def _time(raw_time: Any) -> int:
+def _parse_time(raw_time: Any) -> int:
     try:
         parsed_time = datetime.fromisoformat(raw_time)
         return (
@@ -58,7 +58,7 @@ def _time(raw_time: Any) -> int:
         ) from error
 
 
-def _amount(raw_amount: Any) -> float:
+def _parse_amount(raw_amount: Any) -> float:
     if (
         type(raw_amount) in (int, float)
         and math.isfinite(raw_amount)
@@ -68,24 +68,24 @@ def _amount(raw_amount: Any) -> float:
     raise ValueError(f"it must be a number from 0 to {MAX_AMOUNT:,.0f}")
 
 
-def _label(raw_label: object) -> int:
+def _parse_label(raw_label: object) -> int:
     if raw_label is None or (isinstance(raw_label, int) and raw_label in (0, 1)):
         return int(raw_label or 0)
     raise ValueError("it must be 1 or 0, or left out if the label is not known yet")
 
 
 Identity = Annotated[
-    int, PlainValidator(_identity), WithJsonSchema({"type": ["integer", "string"]})
+    int, PlainValidator(_parse_identity), WithJsonSchema({"type": ["integer", "string"]})
 ]
 Time = Annotated[
-    int, PlainValidator(_time), WithJsonSchema({"type": "string", "format": "date-time"})
+    int, PlainValidator(_parse_time), WithJsonSchema({"type": "string", "format": "date-time"})
 ]
 Amount = Annotated[
     float,
-    PlainValidator(_amount),
+    PlainValidator(_parse_amount),
     WithJsonSchema({"type": "number", "minimum": 0, "maximum": MAX_AMOUNT}),
 ]
-Label = Annotated[int, PlainValidator(_label), WithJsonSchema({"enum": [0, 1, None]})]
+Label = Annotated[int, PlainValidator(_parse_label), WithJsonSchema({"enum": [0, 1, None]})]
 
 
 class Transaction(BaseModel):

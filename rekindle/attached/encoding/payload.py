@@ -42,11 +42,11 @@ class Payload:
         self._data_offset = _round_up_to_alignment(LENGTH_STRUCT.size + len(self._structure))
         self.size = self._data_offset + self._end
 
-    def _take_tensor(self, value: Any) -> _TensorSpan | None:
-        if not isinstance(value, torch.Tensor) or not _is_plain_tensor(value):
+    def _take_tensor(self, state_value: Any) -> _TensorSpan | None:
+        if not isinstance(state_value, torch.Tensor) or not _is_plain_tensor(state_value):
             return None
 
-        tensor = value.detach()
+        tensor = state_value.detach()
         tensor_span = _TensorSpan(self._end, tensor.dtype, tuple(tensor.shape))
         self._tensors.append((tensor_span, tensor))
         self._end = _round_up_to_alignment(self._end + tensor.numel() * tensor.element_size())

@@ -11,11 +11,11 @@ from rekindle.blocks.presets import read_presets
 from rekindle.blocks.settings import ClusterConfig
 
 
-def job_metadata(name: str, cluster: ClusterConfig) -> Manifest:
+def job_metadata(job_name: str, cluster: ClusterConfig) -> Manifest:
     """Return the metadata of a job. A job with the label of a queue is suspended until the queue
     admits all pods of the job."""
     return {
-        "name": name,
+        "name": job_name,
         "labels": WORKFLOW_LABEL | preset_fields("labels", cluster, cluster.queue_priority),
     }
 

@@ -38,7 +38,7 @@ def limit_to_minimum(train_config: TrainConfig, cluster: ClusterConfig) -> Train
 
 
 def harvest_deployment(
-    name: str,
+    job_name: str,
     train_config: TrainConfig,
     cluster: ClusterConfig,
     commands: MemberCommands,
@@ -63,8 +63,8 @@ def harvest_deployment(
     )
 
     return build_worker_deployment(
-        name,
-        name,
+        job_name,
+        job_name,
         HARVEST_ROLE,
         pod_counts.max_pods - pod_counts.pods,
         train_config,

@@ -49,9 +49,9 @@ SIGNAL_EXIT_CODES = [
 
 
 def build_job_set(
-    name: str, train_config: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
+    job_name: str, train_config: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
 ) -> Manifest:
-    """Return the JobSet `name`, whose pods run `commands`. The name has at most 45 characters,
+    """Return the JobSet `job_name`, whose pods run `commands`. The name has at most 45 characters,
     because the names of the pods are longer.
 
     The JobSet succeeds or fails with the coordinator. Raises ConfigError if train.workers is not
@@ -67,16 +67,16 @@ def build_job_set(
         failure_rules = [{"name": "worker", **failure_action}]
 
     worker_pod = build_worker_spec(
-        name, train_config, cluster, commands, "worker", COORDINATOR_HOST.format(name)
+        job_name, train_config, cluster, commands, "worker", COORDINATOR_HOST.format(job_name)
     )
     worker_job_spec = build_worker_job(
-        name, worker_pod, cluster, is_restarted=not cluster.restart_job
+        job_name, worker_pod, cluster, is_restarted=not cluster.restart_job
     )
     replicated_jobs = [
         {
             "name": LEAD,
             "replicas": 1,
-            "template": {"spec": build_lead_job(name, cluster, commands)},
+            "template": {"spec": build_lead_job(job_name, cluster, commands)},
         },
         {"name": WORKER, "replicas": pod_counts.pods, "template": {"spec": worker_job_spec}},
     ]
@@ -84,17 +84,17 @@ def build_job_set(
     return {
         "apiVersion": "jobset.x-k8s.io/v1alpha2",
         "kind": "JobSet",
-        "metadata": gang.job_metadata(name, cluster),
+        "metadata": gang.job_metadata(job_name, cluster),
         "spec": {**build_lead_policies(failure_rules), "replicatedJobs": replicated_jobs},
     }
 
 
 def build_worker_job(
-    name: str, worker_pod: Manifest, cluster: ClusterConfig, *, is_restarted: bool
+    job_name: str, worker_pod: Manifest, cluster: ClusterConfig, *, is_restarted: bool
 ) -> Manifest:
     """Return the JobSpec of a worker. If `is_restarted` is True, the Job controller replaces the
     pod of a failed worker; otherwise the JobSet recreates the whole Job."""
-    pod_metadata = member_metadata(name, "worker", cluster.pod("train"))
+    pod_metadata = member_metadata(job_name, "worker", cluster.pod("train"))
     if is_restarted:
         max_retries = UNLIMITED_RETRIES
         restart_policy = "OnFailure"
@@ -105,11 +105,11 @@ def build_worker_job(
     return {"backoffLimit": max_retries, **indexed_pod_fields(worker_pod, pod_metadata, cluster)}
 
 
-def build_lead_job(name: str, cluster: ClusterConfig, commands: MemberCommands) -> Manifest:
+def build_lead_job(job_name: str, cluster: ClusterConfig, commands: MemberCommands) -> Manifest:
     """Return the JobSpec of the coordinator. An exit code of the coordinator from 1 to 127 fails
     the job; after a signal or the loss of its node, the coordinator is restarted."""
     fatal_exit_codes = {"containerName": LEAD, "operator": "NotIn", "values": SIGNAL_EXIT_CODES}
-    coordinator_pod = build_coordinator_spec(name, cluster, commands, LEAD) | {
+    coordinator_pod = build_coordinator_spec(job_name, cluster, commands, LEAD) | {
         "restartPolicy": "Never"
     }
 
@@ -128,7 +128,9 @@ def build_lead_job(name: str, cluster: ClusterConfig, commands: MemberCommands) 
             ]
         },
         **indexed_pod_fields(
-            coordinator_pod, member_metadata(name, "master", cluster.pod("coordinator")), cluster
+            coordinator_pod,
+            member_metadata(job_name, "master", cluster.pod("coordinator")),
+            cluster,
         ),
     }
 

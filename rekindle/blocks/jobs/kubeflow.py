@@ -109,18 +109,18 @@ FRAMEWORKS = {
 
 def build_training_job(
     job_kind: str,
-    name: str,
+    job_name: str,
     replicas: Mapping[str, Replica],
     cluster: ClusterConfig,
     **more_spec_fields: object,
 ) -> Manifest:
-    """Return the training job `name`. The name has at most 50 characters, because the names of the
-    pods are longer. `more_spec_fields`: additional fields of the job's spec.
+    """Return the training job `job_name`. The name has at most 50 characters, because the names of
+    the pods are longer. `more_spec_fields`: additional fields of the job's spec.
 
     Raises ConfigError for a kind that the operator no longer supports, an unknown role, or a wrong
     number of pods.
     """
-    check_replicas(job_kind, name, replicas)
+    check_replicas(job_kind, job_name, replicas)
     framework = FRAMEWORKS[job_kind]
 
     replica_specs = {
@@ -139,7 +139,7 @@ def build_training_job(
     return {
         "apiVersion": JOB_API_VERSION,
         "kind": job_kind,
-        "metadata": gang.job_metadata(name, cluster),
+        "metadata": gang.job_metadata(job_name, cluster),
         "spec": {
             "runPolicy": build_run_policy(cluster, worker_replica.pod)
             | {"backoffLimit": restart_limit},
@@ -149,10 +149,10 @@ def build_training_job(
     }
 
 
-def check_replicas(job_kind: str, name: str, replicas: Mapping[str, Replica]) -> None:
+def check_replicas(job_kind: str, job_name: str, replicas: Mapping[str, Replica]) -> None:
     """Raise ConfigError if the operator would reject the job, or if the job could never
     complete."""
-    job_title = f"{job_kind} {name}"
+    job_title = f"{job_kind} {job_name}"
     if job_kind in REMOVED_KINDS:
         raise ConfigError(f"{job_title}: {REMOVED_KINDS[job_kind]}.")
 

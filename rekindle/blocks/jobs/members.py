@@ -59,8 +59,8 @@ ON_DEMAND_ROLE = "on-demand"
 NO_VARIABLES: Mapping[str, str] = MappingProxyType({})
 
 
-def build_run_secret(name: str) -> Manifest:
-    """Return the Secret by which the processes of the job `name` authenticate each other. Argo
+def build_run_secret(job_name: str) -> Manifest:
+    """Return the Secret by which the processes of the job `job_name` authenticate each other. Argo
     generates the value of this Secret.
 
     The value of the Secret is visible to users who may read Secrets and, while the pod that applies
@@ -69,7 +69,7 @@ def build_run_secret(name: str) -> Manifest:
     secret_manifest = {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": {"name": name, "labels": WORKFLOW_LABEL},
+        "metadata": {"name": job_name, "labels": WORKFLOW_LABEL},
     }
 
     return secret_manifest | {
@@ -140,11 +140,11 @@ def count_pods(train_config: TrainConfig, cluster: ClusterConfig) -> PodCounts:
     )
 
 
-def member_metadata(name: str, role_name: str, pod_config: PodConfig) -> Manifest:
+def member_metadata(job_name: str, role_name: str, pod_config: PodConfig) -> Manifest:
     """Return the metadata of a pod of an elastic training, with the labels that the training
     operator would set; network policies, metrics and logs select pods by these labels."""
     return pod_metadata(
-        pod_config, WORKFLOW_LABEL | {JOB_NAME_LABEL: name, REPLICA_TYPE_LABEL: role_name}
+        pod_config, WORKFLOW_LABEL | {JOB_NAME_LABEL: job_name, REPLICA_TYPE_LABEL: role_name}
     )
 
 
@@ -161,7 +161,7 @@ def coordinator_variables(member_config: PodConfig, commands: MemberCommands) ->
 
 
 def build_coordinator_spec(
-    name: str, cluster: ClusterConfig, commands: MemberCommands, container_name: str
+    job_name: str, cluster: ClusterConfig, commands: MemberCommands, container_name: str
 ) -> Manifest:
     """Return the PodSpec of the coordinator. `container_name`: container name that the kind of job
     prescribes."""
@@ -170,7 +170,7 @@ def build_coordinator_spec(
     variables = coordinator_variables(cluster.pod("train"), commands)
     environment_variables = [
         *POD_ADDRESS,
-        _secret_variable(name),
+        _secret_variable(job_name),
         *image_variables(cluster.pod("train").image),
     ]
     environment_variables += (
@@ -178,12 +178,12 @@ def build_coordinator_spec(
     )
     account_fields: Manifest = {}
     if cluster.signal_account:
-        job_path = f"{JOB_PATHS[cluster.backend]}/{name}"
+        job_path = f"{JOB_PATHS[cluster.backend]}/{job_name}"
         environment_variables.append({"name": REKINDLE_JOB, "value": job_path})
         account_fields["automountServiceAccountToken"] = True
         environment_variables += (
             {"name": key, "value": variable_value}
-            for key, variable_value in _on_demand_variables(name, cluster, commands).items()
+            for key, variable_value in _on_demand_variables(job_name, cluster, commands).items()
         )
 
     main_container = hardened_container(
@@ -202,13 +202,13 @@ def build_coordinator_spec(
     )
 
 
-def name_on_demand_deployment(name: str) -> str:
-    """Return the name of the Deployment of on-demand workers of the job `name`."""
-    return f"{name}-{ON_DEMAND_ROLE}"
+def name_on_demand_deployment(job_name: str) -> str:
+    """Return the name of the Deployment of on-demand workers of the job `job_name`."""
+    return f"{job_name}-{ON_DEMAND_ROLE}"
 
 
 def _on_demand_variables(
-    name: str, cluster: ClusterConfig, commands: MemberCommands
+    job_name: str, cluster: ClusterConfig, commands: MemberCommands
 ) -> dict[str, str]:
     """Return the environment variables of a coordinator that scales on-demand workers; {} for
     another coordinator."""
@@ -220,14 +220,14 @@ def _on_demand_variables(
     is_program = PROGRAM_MODULES.coordinator in commands.coordinator
     workers_per_pod = 1 if is_program else max(1, worker_pod.gpus)
     return {
-        REKINDLE_ON_DEMAND: name_on_demand_deployment(name),
+        REKINDLE_ON_DEMAND: name_on_demand_deployment(job_name),
         REKINDLE_ON_DEMAND_AFTER: str(60 * worker_pod.on_demand_after_minutes),
         REKINDLE_POD_WORKERS: str(workers_per_pod),
     }
 
 
 def build_worker_spec(
-    name: str,
+    job_name: str,
     train_config: TrainConfig,
     cluster: ClusterConfig,
     commands: MemberCommands,
@@ -250,11 +250,11 @@ def build_worker_spec(
             "PET_NPROC_PER_NODE": str(gpus_per_pod) if gpus_per_pod > 1 else "",
             **variables,
         }
-    return build_member_spec(name, pod_config, cluster, commands, container_name, variables)
+    return build_member_spec(job_name, pod_config, cluster, commands, container_name, variables)
 
 
 def build_member_spec(
-    name: str,
+    job_name: str,
     pod_config: PodConfig,
     cluster: ClusterConfig,
     commands: MemberCommands,
@@ -271,7 +271,7 @@ def build_member_spec(
         env=[
             *POD_ADDRESS,
             {"name": POD_NAME, "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
-            _secret_variable(name),
+            _secret_variable(job_name),
             *(
                 {"name": key, "value": variable_value}
                 for key, variable_value in variables.items()
@@ -293,8 +293,8 @@ def build_member_spec(
     )
 
 
-def _secret_variable(name: str) -> Manifest:
+def _secret_variable(job_name: str) -> Manifest:
     return {
         "name": REKINDLE_SECRET,
-        "valueFrom": {"secretKeyRef": {"name": name, "key": SECRET_FIELD}},
+        "valueFrom": {"secretKeyRef": {"name": job_name, "key": SECRET_FIELD}},
     }

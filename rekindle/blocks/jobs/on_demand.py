@@ -19,7 +19,7 @@ from rekindle.training.spec import TrainConfig
 
 
 def on_demand_deployment(
-    name: str,
+    job_name: str,
     train_config: TrainConfig,
     cluster: ClusterConfig,
     commands: MemberCommands,
@@ -32,8 +32,8 @@ def on_demand_deployment(
     worker_pod = _move_to_on_demand_nodes(cluster.pod("train"))
     cluster = cluster.model_copy(update={"pods": cluster.pods | {"train": worker_pod}})
     return build_worker_deployment(
-        name,
-        name_on_demand_deployment(name),
+        job_name,
+        name_on_demand_deployment(job_name),
         ON_DEMAND_ROLE,
         0,
         train_config,

@@ -107,13 +107,13 @@ class ProgramJob:
         return {role: Replica(self.pod, [], pod_count) for role, pod_count in self.counts.items()}
 
     def _member_spec(
-        self, name: str, role: str, cluster: ClusterConfig, commands: MemberCommands
+        self, job_name: str, role: str, cluster: ClusterConfig, commands: MemberCommands
     ) -> Manifest:
         """Return the PodSpec of a role whose pods run the program."""
         leading_role = self.roles[0]
         previous_roles = self.roles[: self.roles.index(role)]
         variables = {
-            REKINDLE_COORDINATOR: make_pod_name(name, leading_role),
+            REKINDLE_COORDINATOR: make_pod_name(job_name, leading_role),
             REKINDLE_ROLE_RANK: str(sum(self.counts[role] for role in previous_roles)),
         }
         if role not in FRAMEWORKS[self.kind].completing_roles:
@@ -127,7 +127,7 @@ class ProgramJob:
         job_description = JOB_KINDS[self.kind]
         pod_config = self.pod.on_demand() if role in job_description.leader_roles else self.pod
         pod_spec = build_member_spec(
-            name,
+            job_name,
             pod_config,
             cluster,
             commands,

@@ -22,10 +22,10 @@ COORDINATOR_HOST = "{0}-master-0"
 
 
 def build_pytorch_job(
-    name: str, train_config: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
+    job_name: str, train_config: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
 ) -> Manifest:
-    """Return the job `name`. The name has at most 53 characters, because the names of the pods are
-    longer. All pods run `commands` and share the Secret `name`.
+    """Return the job `job_name`. The name has at most 53 characters, because the names of the pods
+    are longer. All pods run `commands` and share the Secret `job_name`.
 
     The exit code of the Master decides: with 0, the job completes; with 1 to 127, the job fails;
     from 128 on (a signal, a drain), the Master is restarted. The training operator always restarts
@@ -34,8 +34,8 @@ def build_pytorch_job(
     GPUs per pod.
     """
     pod_counts = count_pods(train_config, cluster)
-    master_pod = build_coordinator_spec(name, cluster, commands, "pytorch")
-    worker_pod = build_worker_spec(name, train_config, cluster, commands, "pytorch")
+    master_pod = build_coordinator_spec(job_name, cluster, commands, "pytorch")
+    worker_pod = build_worker_spec(job_name, train_config, cluster, commands, "pytorch")
 
     # add one pod for the coordinator
     run_policy = build_run_policy(cluster, cluster.pod("train"), pod_counts.min_pods + 1)
@@ -50,7 +50,7 @@ def build_pytorch_job(
     return {
         "apiVersion": JOB_API_VERSION,
         "kind": "PyTorchJob",
-        "metadata": gang.job_metadata(name, cluster),
+        "metadata": gang.job_metadata(job_name, cluster),
         "spec": {
             "runPolicy": run_policy,
             **processes_per_pod,

@@ -38,19 +38,19 @@ def success_condition(cluster: ClusterConfig) -> str:
 
 
 def training_runtime(
-    name: str, train_config: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
+    job_name: str, train_config: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
 ) -> Manifest:
-    """Return the TrainingRuntime of the job `name`: a JobSet with a Job for the coordinator and a
-    Job for the nodes."""
+    """Return the TrainingRuntime of the job `job_name`: a JobSet with a Job for the coordinator and
+    a Job for the nodes."""
     worker_pod = build_worker_spec(
-        name, train_config, cluster, commands, NODE_ROLE, COORDINATOR_HOST.format(name)
+        job_name, train_config, cluster, commands, NODE_ROLE, COORDINATOR_HOST.format(job_name)
     )
-    node_job_spec = build_worker_job(name, worker_pod, cluster, is_restarted=True)
+    node_job_spec = build_worker_job(job_name, worker_pod, cluster, is_restarted=True)
     replicated_jobs = [
         {
             "name": LEAD,
             "replicas": 1,
-            "template": {"spec": build_lead_job(name, cluster, commands)},
+            "template": {"spec": build_lead_job(job_name, cluster, commands)},
         },
         {
             "name": NODE_ROLE,
@@ -69,7 +69,7 @@ def training_runtime(
         "apiVersion": TRAINER_VERSION,
         "kind": "TrainingRuntime",
         "metadata": {
-            "name": name,
+            "name": job_name,
             "labels": WORKFLOW_LABEL | {"trainer.kubeflow.org/framework": "torch"},
         },
         "spec": {
@@ -84,17 +84,17 @@ def training_runtime(
 
 
 def train_job(
-    name: str, train_config: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
+    job_name: str, train_config: TrainConfig, cluster: ClusterConfig, commands: MemberCommands
 ) -> Manifest:
-    """Return the TrainJob `name`, which uses the TrainingRuntime of the same name. The name has at
-    most 45 characters, because the names of the pods are longer."""
+    """Return the TrainJob `job_name`, which uses the TrainingRuntime of the same name. The name has
+    at most 45 characters, because the names of the pods are longer."""
     pod_counts = count_pods(train_config, cluster)
     return {
         "apiVersion": TRAINER_VERSION,
         "kind": "TrainJob",
-        "metadata": gang.job_metadata(name, cluster),
+        "metadata": gang.job_metadata(job_name, cluster),
         "spec": {
-            "runtimeRef": {"name": name, "kind": "TrainingRuntime"},
+            "runtimeRef": {"name": job_name, "kind": "TrainingRuntime"},
             "trainer": {"numNodes": pod_counts.pods, "numProcPerNode": pod_counts.workers_per_pod},
         },
     }

@@ -84,21 +84,21 @@ class ScheduleConfig(Section):
 
     @field_validator("cron")
     @classmethod
-    def _check_cron(cls, text: str) -> str:
-        if text.startswith(("@", "TZ=", "CRON_TZ=")):
+    def _check_cron(cls, cron_text: str) -> str:
+        if cron_text.startswith(("@", "TZ=", "CRON_TZ=")):
             raise ValueError("it must have five fields; schedule.timezone sets the time zone")
-        cron_error = crontab.find_schedule_error(text)
+        cron_error = crontab.find_schedule_error(cron_text)
         if cron_error:
             raise ValueError(cron_error)
-        return text
+        return cron_text
 
     @field_validator("timezone")
     @classmethod
-    def _check_timezone(cls, name: str) -> str:
-        timezone_error = crontab.find_timezone_error(name)
+    def _check_timezone(cls, timezone_name: str) -> str:
+        timezone_error = crontab.find_timezone_error(timezone_name)
         if timezone_error:
             raise ValueError(timezone_error)
-        return name
+        return timezone_name
 
 
 class Config(Section):
@@ -174,9 +174,9 @@ def relative_paths(config: Config) -> Iterator[tuple[str, str]]:
     """Yield (key, value) for each value in the user's own sections that is the relative path of an
     existing file."""
     for section_name in _own_section_names(config):
-        for key, value in iterate_leaves(getattr(config, section_name), section_name):
-            if isinstance(value, str) and value and _is_relative_path(value):
-                yield key, value
+        for key, config_value in iterate_leaves(getattr(config, section_name), section_name):
+            if isinstance(config_value, str) and config_value and _is_relative_path(config_value):
+                yield key, config_value
 
 
 def _own_section_names(pipeline_config: Config) -> list[str]:
@@ -186,12 +186,14 @@ def _own_section_names(pipeline_config: Config) -> list[str]:
     )
 
 
-def _is_relative_path(text: str) -> bool:
-    if "://" in text or Path(text).is_absolute():
+def _is_relative_path(path_text: str) -> bool:
+    if "://" in path_text or Path(path_text).is_absolute():
         return False
-    candidate_paths = [Path(folder, text) for folder in (Path.cwd(), *project.search_path())]
+    candidate_paths = [Path(folder, path_text) for folder in (Path.cwd(), *project.search_path())]
     try:
-        return any(path.is_file() or ("/" in text and path.exists()) for path in candidate_paths)
+        return any(
+            path.is_file() or ("/" in path_text and path.exists()) for path in candidate_paths
+        )
     except (OSError, ValueError):
         # a text that is too long or contains a null byte is not a path
         return False
@@ -306,8 +308,8 @@ def _merge_settings(
     # paths of sections, that is, of values that contain other keys
     section_paths: set[str] = set()
 
-    for key_path, value, origin in settings:
-        _assign_value(config_values, key_path, value, origin)
+    for key_path, setting_value, origin in settings:
+        _assign_value(config_values, key_path, setting_value, origin)
         path = ".".join(key_path)
         if path in section_paths:
             origins_by_path = {
@@ -472,17 +474,17 @@ def _iterate_settings(
     else:
         config_values = None
 
-    for key_path, value in _iterate_leaves(config_values or _read_config_file(file)):
-        yield key_path, value, str(file)
+    for key_path, setting_value in _iterate_leaves(config_values or _read_config_file(file)):
+        yield key_path, setting_value, str(file)
 
     variables.check_process_settings(environment)
-    for name, text in sorted(environment.items()):
-        key_path = tuple(name.removeprefix(variables.VARIABLE_PREFIX).lower().split("__"))
-        if variables.sets_config(name):
-            yield key_path, _parse_value(text, name), name
+    for variable_name, value_text in sorted(environment.items()):
+        key_path = tuple(variable_name.removeprefix(variables.VARIABLE_PREFIX).lower().split("__"))
+        if variables.sets_config(variable_name):
+            yield key_path, _parse_value(value_text, variable_name), variable_name
 
     for set_flag in set_flags:
-        path, equals_sign, text = set_flag.partition("=")
+        path, equals_sign, value_text = set_flag.partition("=")
         if not equals_sign or not path.strip():
             raise ConfigError(
                 f"--set {set_flag}: it must be KEY=VALUE, such as --set train.workers=3."
@@ -490,7 +492,7 @@ def _iterate_settings(
 
         yield (
             tuple(path.strip().split(".")),
-            _parse_value(text, f"--set {set_flag}"),
+            _parse_value(value_text, f"--set {set_flag}"),
             f"--set {set_flag}",
         )
 
@@ -527,29 +529,29 @@ def _read_config_file(file: Path) -> dict[str, Any]:
     return config_values
 
 
-def _parse_value(text: str, value_origin: str) -> Any:
+def _parse_value(value_text: str, value_origin: str) -> Any:
     """Parse the text of a setting: lists, mappings and null as YAML; return other values as text,
     which pydantic converts to the type of the field."""
-    if text.strip()[:1] in ("[", "{") or text.strip() in ("null", "~"):
-        return next(iter(parse(text, value_origin)), None)
-    return text
+    if value_text.strip()[:1] in ("[", "{") or value_text.strip() in ("null", "~"):
+        return next(iter(parse(value_text, value_origin)), None)
+    return value_text
 
 
 def _iterate_leaves(
     nested_values: Mapping[str, Any], parent_keys: KeyPath = ()
 ) -> Iterator[tuple[KeyPath, Any]]:
-    for key, value in nested_values.items():
+    for key, nested_value in nested_values.items():
         # the path is a tuple instead of a dotted text, because a key, such as a node label, may
         # contain dots
         key_path = (*parent_keys, str(key))
-        if isinstance(value, Mapping) and value:
-            yield from _iterate_leaves(value, key_path)
+        if isinstance(nested_value, Mapping) and nested_value:
+            yield from _iterate_leaves(nested_value, key_path)
         else:
-            yield key_path, value
+            yield key_path, nested_value
 
 
 def _assign_value(
-    config_values: dict[str, Any], key_path: KeyPath, value: object, value_origin: str
+    config_values: dict[str, Any], key_path: KeyPath, setting_value: object, value_origin: str
 ) -> None:
     *parent_keys, last_key = key_path
     for depth, parent in enumerate(parent_keys):
@@ -563,7 +565,7 @@ def _assign_value(
                 " cannot have keys below it."
             )
         config_values = inner_mapping
-    config_values[last_key] = value
+    config_values[last_key] = setting_value
 
 
 def _describe_error(error: ErrorDetails, loaded_config: Loaded, file: str) -> str:

@@ -26,9 +26,9 @@ RESERVED_PARAMETERS = (*PROVENANCE_PARAMETERS, SCHEDULED_TIME, BACKFILL)
 LOCK_FILES = ("uv.lock", "poetry.lock", "pdm.lock", "Pipfile.lock", "pixi.lock", "requirements.txt")
 
 
-def parameter_tag(name: str) -> str:
+def parameter_tag(parameter_name: str) -> str:
     """Return the template tag of a workflow parameter."""
-    return f"{{{{workflow.parameters.{name}}}}}"
+    return f"{{{{workflow.parameters.{parameter_name}}}}}"
 
 
 def uses_scheduled_time(manifest: Mapping[str, Any]) -> bool:

@@ -44,22 +44,22 @@ def format_input(input_value: object) -> str:
     return format_parameter(_quote_json(plain_value, "toJson(string({0}))[1:-1]"))
 
 
-def quote_argument(text: str) -> str:
+def quote_argument(argument_text: str) -> str:
     """Return an argument of a container with each `$` escaped, because the kubelet would replace
     `$(NAME)` by an environment variable."""
     quoted_pieces: list[str] = []
     previous_end = 0
-    for tag_match in TEMPLATE_TAG.finditer(text):
-        quoted_pieces.append(text[previous_end : tag_match.start()].replace("$", "$$"))
+    for tag_match in TEMPLATE_TAG.finditer(argument_text):
+        quoted_pieces.append(argument_text[previous_end : tag_match.start()].replace("$", "$$"))
         quoted_pieces.append(
             _replace_tags(tag_match[0], lambda expression: f"replace({expression}, '$', '$$')")
         )
         previous_end = tag_match.end()
-    quoted_pieces.append(text[previous_end:].replace("$", "$$"))
+    quoted_pieces.append(argument_text[previous_end:].replace("$", "$$"))
     return "".join(quoted_pieces)
 
 
-def quote_word(text: str) -> str:
+def quote_word(word_text: str) -> str:
     """Return the text with its tags changed so that `when` or kubectl can read it: the value of a
     tag becomes "" if the value is not a word.
 
@@ -67,7 +67,7 @@ def quote_word(text: str) -> str:
     therefore neither end a quoted text nor be read as an option of a command.
     """
     return _replace_tags(
-        text, lambda expression: f"sprig.regexFind('{WORD_PATTERN}', {expression})"
+        word_text, lambda expression: f"sprig.regexFind('{WORD_PATTERN}', {expression})"
     )
 
 
@@ -102,7 +102,7 @@ def _quote_json(manifest_value: object, quoted_expression: str) -> Any:
     return manifest_value
 
 
-def _replace_tags(text: str, quote_expression: Callable[[str], str]) -> str:
+def _replace_tags(quoted_text: str, quote_expression: Callable[[str], str]) -> str:
     def substitute(tag_match: re.Match[str]) -> str:
         is_expression, tag_content = tag_match.groups()
         if not is_expression and SAFE_TAG.fullmatch(tag_content.strip()):
@@ -113,4 +113,4 @@ def _replace_tags(text: str, quote_expression: Callable[[str], str]) -> str:
             expression = to_expression(tag_content.strip())
         return f"{{{{={quote_expression(expression)}}}}}"
 
-    return TEMPLATE_TAG.sub(substitute, text)
+    return TEMPLATE_TAG.sub(substitute, quoted_text)

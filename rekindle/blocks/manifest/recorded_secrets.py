@@ -28,16 +28,16 @@ def reject_secrets(
     """Raise ConfigError for a URL with a password or signature, and for a secret in `own_sections`,
     the sections that the workload and the pipeline define. `find_origin`: function that returns the
     origin of the value of a key, for the error message."""
-    for dotted_key, value in iterate_leaves(config, ""):
+    for dotted_key, setting_value in iterate_leaves(config, ""):
         key = dotted_key.lstrip(".")
-        if isinstance(value, str) and PASSWORD_URL.search(value):
+        if isinstance(setting_value, str) and PASSWORD_URL.search(setting_value):
             raise ConfigError(
                 f"{without_secrets(find_origin(key))}: {key} is a URL with a password or"
                 " a signature, which everyone can read who can read the manifest or MLflow:"
                 " remove it. A step can read a password from its environment, which has the keys of"
                 " the Secret rekindle-s3."
             )
-        if key.partition(".")[0] in own_sections and _is_secret(key, value):
+        if key.partition(".")[0] in own_sections and _is_secret(key, setting_value):
             raise ConfigError(
                 f"{omit_flag_value(find_origin(key))}: {key} is a secret, which"
                 " everyone can read who can read the manifest or MLflow: remove it. A step can read"
@@ -53,8 +53,10 @@ def omit_flag_value(value_origin: str) -> str:
     return value_origin
 
 
-def _is_secret(key: str, value: object) -> bool:
-    """Return True if the name of `key` is that of a secret, and `value` is a text other than a
-    variable such as $(PASSWORD)."""
-    is_text = isinstance(value, str) and value and not value.startswith("$(")
-    return bool(is_text) and is_secret_name(key.rpartition(".")[2])
+def _is_secret(setting_key: str, setting_value: object) -> bool:
+    """Return True if the name of `setting_key` is that of a secret, and `setting_value` is a text
+    other than a variable such as $(PASSWORD)."""
+    is_text = (
+        isinstance(setting_value, str) and setting_value and not setting_value.startswith("$(")
+    )
+    return bool(is_text) and is_secret_name(setting_key.rpartition(".")[2])

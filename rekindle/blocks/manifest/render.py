@@ -62,7 +62,7 @@ def render_manifest(config: "Config", kind: Kind = "workflow") -> Manifest:
     provenance = {
         "git_sha": read_git_sha(),
         "config": to_json(config_values),
-        "config_hash": _sha256(config_values),
+        "config_hash": _hash_json(config_values),
         "lock_hash": hash_lock_file(),
         "manifest_hash": manifest_sha256(manifest),
     }
@@ -188,7 +188,7 @@ def manifest_sha256(manifest: Mapping[str, Any]) -> str:
     for workflow_parameter in (spec_copy.get("arguments") or {}).get("parameters") or []:
         if workflow_parameter.get("name") in RESERVED_PARAMETERS:
             workflow_parameter.pop("value", None)
-    return _sha256(spec_copy)
+    return _hash_json(spec_copy)
 
 
 def to_yaml(manifest: Mapping[str, Any]) -> str:
@@ -222,26 +222,26 @@ def check_golden(manifest: Mapping[str, Any], file: Path) -> None:
     )
 
 
-def sort_keys_for_reading(value: object) -> Any:
-    """Return `value` with its keys sorted: first the identifying keys (kind, name, ...), then the
-    others by name."""
-    if isinstance(value, Mapping):
+def sort_keys_for_reading(manifest_value: object) -> Any:
+    """Return `manifest_value` with its keys sorted: first the identifying keys (kind, name, ...),
+    then the others by name."""
+    if isinstance(manifest_value, Mapping):
         sorted_keys = sorted(
-            value,
+            manifest_value,
             key=lambda mapping_key: (
                 FIRST_KEYS.index(mapping_key) if mapping_key in FIRST_KEYS else len(FIRST_KEYS),
                 mapping_key,
             ),
         )
-        return {key: sort_keys_for_reading(value[key]) for key in sorted_keys}
-    if isinstance(value, list):
-        return [sort_keys_for_reading(list_item) for list_item in value]
-    return value
+        return {key: sort_keys_for_reading(manifest_value[key]) for key in sorted_keys}
+    if isinstance(manifest_value, list):
+        return [sort_keys_for_reading(list_item) for list_item in manifest_value]
+    return manifest_value
 
 
-def _sha256(value: object) -> str:
-    text = to_json(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
-    return hashlib.sha256(text.encode()).hexdigest()
+def _hash_json(json_value: object) -> str:
+    json_text = to_json(json_value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(json_text.encode()).hexdigest()
 
 
 class _Dumper(yaml.SafeDumper):
@@ -251,9 +251,9 @@ class _Dumper(yaml.SafeDumper):
         return super().increase_indent(flow, False)
 
 
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+def _represent_text(dumper: yaml.SafeDumper, yaml_text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar(
-        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+        "tag:yaml.org,2002:str", yaml_text, style="|" if "\n" in yaml_text else None
     )
 
 

@@ -265,19 +265,19 @@ class Repository:
         if not is_changed_file:
             return True
 
-        object_id, name = entry_fields[7:]
+        object_id, file_name = entry_fields[7:]
         try:
             blob_size_bytes = int(self.git("cat-file", "-s", object_id))
             if blob_size_bytes <= LFS_POINTER_BYTES:
-                text = self.git("cat-file", "blob", object_id)
+                file_text = self.git("cat-file", "blob", object_id)
             else:
-                text = b""
+                file_text = b""
         except GitError:
             # the object is missing if the clone is partial, so the file counts as changed
             return True
 
-        pointer_match = LFS_POINTER.fullmatch(text)
-        return pointer_match is None or not _has_content(self.work_tree / name, pointer_match)
+        pointer_match = LFS_POINTER.fullmatch(file_text)
+        return pointer_match is None or not _has_content(self.work_tree / file_name, pointer_match)
 
     def check_out_commit(self, commit_sha: str, folder: Path) -> None:
         """Write the files of a commit to the empty `folder`. The index and the work tree of the
@@ -450,9 +450,9 @@ def _read_settings(repository: Repository) -> dict[str, str]:
 
     harmless_settings: dict[str, str] = {}
     for setting_entry in b"".join(setting_texts).decode(errors="surrogateescape").split("\0"):
-        name, separator, setting_value = setting_entry.partition("\n")
-        if name in HARMLESS_SETTINGS and SETTING_VALUE.fullmatch(setting_value):
-            harmless_settings[name] = setting_value if separator else "true"
+        setting_name, separator, setting_value = setting_entry.partition("\n")
+        if setting_name in HARMLESS_SETTINGS and SETTING_VALUE.fullmatch(setting_value):
+            harmless_settings[setting_name] = setting_value if separator else "true"
 
     return harmless_settings
 
@@ -465,9 +465,9 @@ def _format_config(git_settings: Mapping[str, str]) -> str:
         "fsmonitor = false",
         "attributesfile = /dev/null",
     ]
-    for name, value in git_settings.items():
-        section_name, _, key = name.partition(".")
-        config_lines += [f"[{section_name}]", f"{key} = {value}"]
+    for setting_name, setting_value in git_settings.items():
+        section_name, _, key = setting_name.partition(".")
+        config_lines += [f"[{section_name}]", f"{key} = {setting_value}"]
     return "\n".join(config_lines) + "\n"
 
 

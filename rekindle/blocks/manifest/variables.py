@@ -13,11 +13,11 @@ PROCESS_SETTINGS = (
 )
 
 
-def sets_config(name: str) -> bool:
+def sets_config(variable_name: str) -> bool:
     """Return True if the environment variable sets a key of the config."""
-    setting_name = name.removeprefix(VARIABLE_PREFIX)
+    setting_name = variable_name.removeprefix(VARIABLE_PREFIX)
     return (
-        name.startswith(VARIABLE_PREFIX)
+        variable_name.startswith(VARIABLE_PREFIX)
         and setting_name not in PROCESS_SETTINGS
         and not setting_name.startswith("TEST_")
     )
@@ -26,16 +26,16 @@ def sets_config(name: str) -> bool:
 def check_process_settings(variable_names: Iterable[str]) -> None:
     """Raise ConfigError if an environment variable looks like a misspelt name of PROCESS_SETTINGS.
     If the variable were ignored, the process could use the wrong home folder or project."""
-    for name in filter(sets_config, variable_names):
+    for variable_name in filter(sets_config, variable_names):
         # difflib is imported only in this function, because the import would slow down `rekindle
         # --help`
         from difflib import get_close_matches
 
         similar_names = get_close_matches(
-            name.removeprefix(VARIABLE_PREFIX), PROCESS_SETTINGS, 1, cutoff=0.8
+            variable_name.removeprefix(VARIABLE_PREFIX), PROCESS_SETTINGS, 1, cutoff=0.8
         )
         if similar_names:
             raise ConfigError(
-                f"{name} is not a variable of Rekindle. Did you mean"
+                f"{variable_name} is not a variable of Rekindle. Did you mean"
                 f' "{VARIABLE_PREFIX}{similar_names[0]}"?'
             )

@@ -29,14 +29,14 @@ def read_pipeline_name(workflow: Mapping[str, Any]) -> str:
     return pipeline_label(workflow) or name.rpartition("-")[0] or name
 
 
-def read_parameter(manifest: Mapping[str, Any], name: str) -> str:
+def read_parameter(manifest: Mapping[str, Any], parameter_name: str) -> str:
     """Return the value of a workflow parameter; "" if the parameter is missing or empty."""
     parameters = (manifest["spec"].get("arguments") or {}).get("parameters") or []
     return next(
         (
             str(parameter.get("value") or "")
             for parameter in parameters
-            if parameter["name"] == name
+            if parameter["name"] == parameter_name
         ),
         "",
     )

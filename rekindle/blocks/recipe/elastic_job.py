@@ -334,8 +334,8 @@ def _pass_end_times(block: Block) -> None:
     block.arguments = {**block_arguments, CREATED_INPUT: end_times}
 
 
-def _build_secret(name: str, *_: object) -> Manifest:
-    return build_run_secret(name)
+def _build_secret(job_name: str, *_: object) -> Manifest:
+    return build_run_secret(job_name)
 
 
 def _delete_at_end(training: Training, task_suffix: str, deployment_name: str) -> None:

@@ -5,7 +5,7 @@ from rekindle.blocks.serving.model_deployment import labels
 from rekindle.release.serve_config import ServeConfig
 
 
-def build_autoscaler(name: str, serve_config: ServeConfig, server_name: str) -> Manifest:
+def build_autoscaler(autoscaler_name: str, serve_config: ServeConfig, server_name: str) -> Manifest:
     """Return an autoscaler that scales up immediately if any metric is above its target, and scales
     down by one pod per minute.
 
@@ -26,7 +26,7 @@ def build_autoscaler(name: str, serve_config: ServeConfig, server_name: str) -> 
     return {
         "apiVersion": "autoscaling/v2",
         "kind": "HorizontalPodAutoscaler",
-        "metadata": {"name": name, "labels": labels(name)},
+        "metadata": {"name": autoscaler_name, "labels": labels(autoscaler_name)},
         "spec": {
             "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": server_name},
             "minReplicas": serve_config.min_replicas,

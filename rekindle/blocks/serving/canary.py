@@ -138,12 +138,12 @@ def _add_scaling(
 
 
 def _build_share_template(
-    name: str, model_name: str, serve_config: ServeConfig, deployment_manifest: Manifest
+    template_name: str, model_name: str, serve_config: ServeConfig, deployment_manifest: Manifest
 ) -> Resource:
     """Return the template that gives a candidate its share of the requests."""
     if serve_config.canary and serve_config.canary.gateway:
         return apply(
-            name,
+            template_name,
             build_http_route(model_name, serve_config, text_tag("server")),
             inputs=("server", "percent"),
             retry=retries(2),
@@ -152,7 +152,7 @@ def _build_share_template(
     input_names = ("model_uri", "server", "version", "former", "replicas")
 
     return apply(
-        name,
+        template_name,
         _canary_deployment(deployment_manifest, model_name),
         inputs=input_names,
         retry=retries(2),

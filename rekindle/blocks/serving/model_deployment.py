@@ -135,11 +135,11 @@ def _build_probe(path: str, period_seconds: int, failure_threshold: int) -> Mani
     }
 
 
-def build_disruption_budget(name: str) -> Manifest:
+def build_disruption_budget(budget_name: str) -> Manifest:
     """Return a budget that lets a drain evict one server at a time. Source: policy/v1."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": {"name": name, "labels": labels(name)},
-        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels(name)}},
+        "metadata": {"name": budget_name, "labels": labels(budget_name)},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels(budget_name)}},
     }

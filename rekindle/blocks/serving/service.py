@@ -25,12 +25,15 @@ def build_headless_service(model_name: str, server_name: str) -> Manifest:
 
 
 def _build_service(
-    name: str, service_labels: dict[str, str], port_fields: Manifest, pod_selector: dict[str, str]
+    service_name: str,
+    service_labels: dict[str, str],
+    port_fields: Manifest,
+    pod_selector: dict[str, str],
 ) -> Manifest:
     service_ports = [{"name": "http", **port_fields, "targetPort": "http"}]
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": name, "labels": service_labels},
+        "metadata": {"name": service_name, "labels": service_labels},
         "spec": {"selector": pod_selector, "ports": service_ports},
     }

@@ -181,7 +181,7 @@ def _build_apply_templates(
     return templates_by_task
 
 
-def _build_retire_template(name: str) -> Resource:
+def _build_retire_template(template_name: str) -> Resource:
     """Return the template that scales a Deployment to zero if the Deployment's
     `metadata.generation` is unchanged. The Deployment scaled to zero is kept for a rollback."""
     test_operation = {
@@ -192,7 +192,7 @@ def _build_retire_template(name: str) -> Resource:
     replace_operation = {"op": "replace", "path": "/spec/replicas", "value": 0}
 
     return Resource(
-        name=name,
+        name=template_name,
         action="patch",
         merge_strategy="json",
         flags=["deployment", quote_word(SERVER_TAG)],

@@ -77,7 +77,7 @@ class _Admission:
 
     def check(self, jobs: Sequence[QueuedJob]) -> Iterator[AdmissionFinding]:
         queue_names = sorted({job.queue for job in jobs})
-        queues_text = _join(queue_names)
+        queues_text = _join_names(queue_names)
         try:
             if not self.kueue.is_installed():
                 yield AdmissionFinding(
@@ -104,7 +104,8 @@ class _Admission:
             self.configuration = read_configuration(self.cluster)
         except UnreadableConfiguration as error:
             yield AdmissionFinding(
-                f"whether Kueue manages {_join([f'{kind}s' for kind in kinds])} is unknown, because"
+                f"whether Kueue manages {_join_names([f'{kind}s' for kind in kinds])} is unknown,"
+                " because"
                 f" {error}; a job that it does not manage runs without a queue",
                 is_fatal=False,
             )
@@ -138,21 +139,21 @@ class _Admission:
                 is_fatal=False,
             )
 
-    def _describe_framework_remedy(self, kind: str) -> str:
+    def _describe_framework_remedy(self, job_kind: str) -> str:
         """Return the way out if Kueue does not manage a kind of job."""
         assert self.configuration
         remedy = (
-            f"have the line `- {FRAMEWORKS[kind]}` added to integrations.frameworks in the"
+            f"have the line `- {FRAMEWORKS[job_kind]}` added to integrations.frameworks in the"
             f" ConfigMap {CONFIG_MAP_NAME} of namespace {KUEUE_NAMESPACE} and Kueue's controller"
             " restarted"
         )
-        if kind == "Pod":
+        if job_kind == "Pod":
             return f"{remedy}, or list the kinds of these steps in cluster.unqueued."
-        if kind in BACKEND_NAMES:
+        if job_kind in BACKEND_NAMES:
             managed_backends = [
                 f"cluster.backend to {backend_name}"
                 for other_kind, backend_name in BACKEND_NAMES.items()
-                if other_kind != kind and self.configuration.has_framework(other_kind)
+                if other_kind != job_kind and self.configuration.has_framework(other_kind)
             ]
             if managed_backends:
                 return f"{remedy}, or set {' or '.join(managed_backends)}."
@@ -176,26 +177,28 @@ class _Admission:
                 f"{_join_jobs(priority_jobs)} would never be admitted, because the"
                 f" WorkloadPriorityClass {priority_name} does not exist",
                 "set cluster.queue_priority and cluster.harvest_priority to existing classes"
-                f" ({_join(class_names) or 'none exist'}), or have this class created.",
+                f" ({_join_names(class_names) or 'none exist'}), or have this class created.",
             )
 
-    def _check_queue(self, name: str, jobs: Sequence[QueuedJob]) -> Iterator[AdmissionFinding]:
+    def _check_queue(
+        self, queue_name: str, jobs: Sequence[QueuedJob]
+    ) -> Iterator[AdmissionFinding]:
         """Check a LocalQueue and its ClusterQueue, and compare the jobs with its quota."""
         local_queues = {
             local_queue["metadata"]["name"]: local_queue
             for local_queue in self.kueue.list_objects("localqueues")
         }
-        if name not in local_queues:
-            existing_names = _join(sorted(local_queues)) or "none exist"
+        if queue_name not in local_queues:
+            existing_names = _join_names(sorted(local_queues)) or "none exist"
             yield AdmissionFinding(
-                f"the LocalQueue {name} does not exist in namespace {self.cluster.namespace}",
+                f"the LocalQueue {queue_name} does not exist in namespace {self.cluster.namespace}",
                 f"set cluster.queue to a LocalQueue of the namespace ({existing_names}), or have"
-                f" the platform team create {name}.",
+                f" the platform team create {queue_name}.",
             )
             return
 
-        local_queue = local_queues[name]
-        yield from _check_active(f"LocalQueue {name}", local_queue)
+        local_queue = local_queues[queue_name]
+        yield from _check_active(f"LocalQueue {queue_name}", local_queue)
         cluster_queue_name = local_queue["spec"]["clusterQueue"]
         try:
             cluster_queue = self.kueue.find("clusterqueues", cluster_queue_name)
@@ -205,7 +208,8 @@ class _Admission:
 
         if cluster_queue is None:
             yield AdmissionFinding(
-                f"the ClusterQueue {cluster_queue_name} of the LocalQueue {name} does not exist",
+                f"the ClusterQueue {cluster_queue_name} of the LocalQueue {queue_name} does not"
+                " exist",
                 "have the platform team create it, or set cluster.queue to another LocalQueue.",
             )
             return
@@ -301,10 +305,11 @@ class _Admission:
         queue_name = cluster_queue["metadata"]["name"]
         for uncovered_names, uncovered_jobs in jobs_by_names.items():
             yield AdmissionFinding(
-                f"the requests of {_join_jobs(uncovered_jobs)} include {_join(uncovered_names)},"
+                f"the requests of {_join_jobs(uncovered_jobs)} include"
+                f" {_join_names(uncovered_names)},"
                 f" but the ClusterQueue {queue_name} has a quota only of"
-                f" {_join(covered_names) or 'nothing'}",
-                f"have a quota of {_join(uncovered_names)} added to it, or the resource to"
+                f" {_join_names(covered_names) or 'nothing'}",
+                f"have a quota of {_join_names(uncovered_names)} added to it, or the resource to"
                 " resources.excludeResourcePrefixes of Kueue's configuration.",
                 # only Kueue's configuration says whether Kueue ignores the resource
                 is_fatal=self.configuration is not None,
@@ -423,10 +428,10 @@ def _make_unreadable_note(subject: str, error: ApiError) -> AdmissionFinding:
 
 
 def _join_jobs(jobs: Sequence[QueuedJob]) -> str:
-    return _join(list(dict.fromkeys(job.name for job in jobs)))
+    return _join_names(list(dict.fromkeys(job.name for job in jobs)))
 
 
-def _join(names: Sequence[str], maximum: int = 5) -> str:
+def _join_names(names: Sequence[str], maximum: int = 5) -> str:
     """Return names as a list in a sentence, with at most `maximum` names."""
     shown_names = [*names[:maximum]]
     if len(names) > maximum:

@@ -48,10 +48,10 @@ class Configuration:
 
     document: Object
 
-    def has_framework(self, kind: str) -> bool:
+    def has_framework(self, job_kind: str) -> bool:
         """Return whether Kueue manages jobs of a kind; True for a kind that Kueue may not know."""
         frameworks = (self.document.get("integrations") or {}).get("frameworks")
-        return FRAMEWORKS.get(kind) in (None, *(frameworks or DEFAULT_FRAMEWORKS))
+        return FRAMEWORKS.get(job_kind) in (None, *(frameworks or DEFAULT_FRAMEWORKS))
 
     def ignores_resource(self, resource_name: str) -> bool:
         """Return True if Kueue does not compare a resource with the quota of the same name."""
@@ -89,9 +89,9 @@ def read_configuration(cluster: Cluster) -> Configuration:
     if config_map is None:
         raise UnreadableConfiguration(f"{source} does not exist")
 
-    text = (config_map.get("data") or {}).get(CONFIG_KEY, "")
+    configuration_text = (config_map.get("data") or {}).get(CONFIG_KEY, "")
     try:
-        document = parse_one(text, source)
+        document = parse_one(configuration_text, source)
         if not isinstance(document, Mapping):
             raise UnreadableConfiguration(f"{source} lacks the document {CONFIG_KEY}")
         validate_value(KueueConfiguration, document)

@@ -84,34 +84,36 @@ def list_unqueued_steps(templates: Mapping[str, Manifest]) -> list[str]:
 
 
 def _list_jobs_of_template(
-    name: str, template: Manifest, training_runtimes: Mapping[str, list[PodReplicas]]
+    template_name: str, template: Manifest, training_runtimes: Mapping[str, list[PodReplicas]]
 ) -> Iterator[QueuedJob]:
     pod_labels = _read_labels(template)
     if QUEUE_LABEL in pod_labels:
         pod_sets = tuple(list_template_replicas(template, training_runtimes))
-        yield _make_job(name, "Pod", pod_labels, pod_sets)
+        yield _make_job(template_name, "Pod", pod_labels, pod_sets)
         return
 
     applied_objects = list(list_applied_objects(template, training_runtimes))
     for applied_object, pod_sets in applied_objects:
         object_labels = _read_labels(applied_object)
         if QUEUE_LABEL in object_labels:
-            yield _make_job(name, str(applied_object.get("kind")), object_labels, pod_sets)
+            yield _make_job(template_name, str(applied_object.get("kind")), object_labels, pod_sets)
 
     # an object text with tags outside of quotes is not YAML, so the pods of the object are unknown
     object_text = read_object_text(template)
     queue_match = QUEUE_PATTERN.search(object_text)
     kind_match = KIND_PATTERN.search(object_text)
     if not applied_objects and queue_match and kind_match:
-        yield QueuedJob(name, kind_match[1], queue_match[1])
+        yield QueuedJob(template_name, kind_match[1], queue_match[1])
 
 
 def _make_job(
-    name: str, kind: str, labels: Mapping[str, str], pod_sets: tuple[PodReplicas, ...]
+    job_name: str, job_kind: str, labels: Mapping[str, str], pod_sets: tuple[PodReplicas, ...]
 ) -> QueuedJob:
-    if kind in SINGLE_POD_KINDS:
+    if job_kind in SINGLE_POD_KINDS:
         pod_sets = tuple(replace(pod_set, count=1) for pod_set in pod_sets if pod_set.count)
-    return QueuedJob(name, kind, labels[QUEUE_LABEL], labels.get(PRIORITY_LABEL, ""), pod_sets)
+    return QueuedJob(
+        job_name, job_kind, labels[QUEUE_LABEL], labels.get(PRIORITY_LABEL, ""), pod_sets
+    )
 
 
 def _read_labels(labelled_object: Manifest) -> dict[str, str]:

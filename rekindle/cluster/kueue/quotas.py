@@ -72,20 +72,21 @@ class KueueObjects:
             self.lists[plural] = self.cluster.list_objects(resource)
         return self.lists[plural]
 
-    def find(self, plural: str, name: str) -> Object | None:
+    def find(self, plural: str, object_name: str) -> Object | None:
         """Return an object that is not in a namespace; None if it does not exist. Raises
         ApiError."""
         if plural in self.lists:
             return next(
-                (item for item in self.lists[plural] if item["metadata"]["name"] == name), None
+                (item for item in self.lists[plural] if item["metadata"]["name"] == object_name),
+                None,
             )
-        return self.cluster.find(Resource(self.api_version, plural, namespaced=False), name)
+        return self.cluster.find(Resource(self.api_version, plural, namespaced=False), object_name)
 
-    def find_flavor(self, name: str) -> Object:
+    def find_flavor(self, flavor_name: str) -> Object:
         """Return the spec of a ResourceFlavor; {} if the ResourceFlavor does not exist or the user
         may not read it."""
         try:
-            return (self.find("resourceflavors", name) or {}).get("spec") or {}
+            return (self.find("resourceflavors", flavor_name) or {}).get("spec") or {}
         except ApiError:
             return {}
 
@@ -227,5 +228,5 @@ def _sum_reserved(queues: Iterable[Object]) -> dict[FlavorResource, float]:
     return reserved
 
 
-def _read_amount(amounts: Object, name: str) -> float:
-    return parse_quantity_or_zero(amounts.get(name) or 0)
+def _read_amount(amounts: Object, resource_name: str) -> float:
+    return parse_quantity_or_zero(amounts.get(resource_name) or 0)

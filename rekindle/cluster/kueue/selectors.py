@@ -15,7 +15,8 @@ def matches(selector: Object, labels: Mapping[str, str], is_complete: bool = Tru
     depends on the unknown labels.
     """
     results = [
-        _compare(expression, labels, is_complete) for expression in _list_expressions(selector)
+        _match_expression(expression, labels, is_complete)
+        for expression in _list_expressions(selector)
     ]
     if False in results:
         return False
@@ -26,11 +27,13 @@ def format_selector(selector: Object) -> str:
     """Return a selector as text, such as `team=a, zone NotIn (b, c)`."""
     texts = []
     for expression in _list_expressions(selector):
-        values = expression.get("values") or []
-        if expression["operator"] == "In" and len(values) == 1:
-            texts.append(f"{expression['key']}={values[0]}")
-        elif values:
-            texts.append(f"{expression['key']} {expression['operator']} ({', '.join(values)})")
+        label_values = expression.get("values") or []
+        if expression["operator"] == "In" and len(label_values) == 1:
+            texts.append(f"{expression['key']}={label_values[0]}")
+        elif label_values:
+            texts.append(
+                f"{expression['key']} {expression['operator']} ({', '.join(label_values)})"
+            )
         else:
             texts.append(f"{expression['key']} {expression['operator']}")
     return ", ".join(texts) or "all"
@@ -44,15 +47,17 @@ def _list_expressions(selector: Object) -> list[Object]:
     return [*label_expressions, *(selector.get("matchExpressions") or [])]
 
 
-def _compare(expression: Object, labels: Mapping[str, str], is_complete: bool) -> bool | None:
+def _match_expression(
+    expression: Object, labels: Mapping[str, str], is_complete: bool
+) -> bool | None:
     key = expression["key"]
-    values = expression.get("values") or []
+    label_values = expression.get("values") or []
     if key not in labels and not is_complete:
         return None
     if expression["operator"] == "In":
-        return labels.get(key) in values
+        return labels.get(key) in label_values
     if expression["operator"] == "NotIn":
-        return labels.get(key) not in values
+        return labels.get(key) not in label_values
     if expression["operator"] == "Exists":
         return key in labels
     return key not in labels

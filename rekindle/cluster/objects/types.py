@@ -31,13 +31,13 @@ from rekindle.documents import Document, name_field
 from rekindle.names import PathName, RunName
 
 
-def _check_time(text: str) -> str:
-    if text:
+def _check_time(time_text: str) -> str:
+    if time_text:
         try:
-            parse_timestamp(text)
+            parse_timestamp(time_text)
         except (ValueError, OverflowError, OSError):
             raise ValueError("it must be a time as 2026-01-31T12:00:00Z") from None
-    return text
+    return time_text
 
 
 Time = Annotated[str, AfterValidator(_check_time)]

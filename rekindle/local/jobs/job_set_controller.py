@@ -418,12 +418,12 @@ class TrainJobs(Controller):
     def poll(self) -> None:
         """Copy the status of each JobSet to its TrainJob; the controller of JobSets polls the
         JobSets."""
-        for name in self.names():
-            job_set = self.controllers["JobSet"].read(name) or {}
+        for job_name in self.names():
+            job_set = self.controllers["JobSet"].read(job_name) or {}
             if job_set.get("status"):
                 train_job_status = _make_train_job_status(job_set["status"])
                 self.change(
-                    name,
+                    job_name,
                     lambda train_job, train_job_status=train_job_status: (
                         train_job and train_job | {"status": train_job_status}
                     ),

@@ -331,11 +331,13 @@ class TaskTree:
         return None
 
 
-def find_unknown_outputs(text: str) -> list[tuple[str, str]]:
-    """Return the outputs (task, output) that the tags in `text` refer to."""
-    if "{{" in text:
+def find_unknown_outputs(value_text: str) -> list[tuple[str, str]]:
+    """Return the outputs (task, output) that the tags in `value_text` refer to."""
+    if "{{" in value_text:
         return list(
-            dict.fromkeys([*TASK_OUTPUT_PATTERN.findall(text), *STEP_OUTPUT_PATTERN.findall(text)])
+            dict.fromkeys(
+                [*TASK_OUTPUT_PATTERN.findall(value_text), *STEP_OUTPUT_PATTERN.findall(value_text)]
+            )
         )
     return []
 

@@ -121,7 +121,7 @@ class ChangesTab:
             )
             return Changes(words, "", None, [], [], [], cached, other_runs, problem)
 
-        changes = list(self._compare(earlier, run))
+        changes = list(self._compare_runs(earlier, run))
         return Changes(
             describe_changes(changes, earlier.name),
             earlier.name,
@@ -136,15 +136,15 @@ class ChangesTab:
             problem,
         )
 
-    def _compare(self, earlier: Run, run: Run) -> Iterator[Change]:
+    def _compare_runs(self, earlier: Run, run: Run) -> Iterator[Change]:
         """Yield the differences in code, packages, config, image, data and parameters of two
         runs."""
-        previous = self._facts(earlier)
-        now = self._facts(run)
+        previous = self._collect_facts(earlier)
+        now = self._collect_facts(run)
         for kind in KINDS:
-            yield from compare(kind, previous[kind], now[kind])
+            yield from compare_values(kind, previous[kind], now[kind])
 
-    def _facts(self, run: Run) -> dict[str, dict[str, str]]:
+    def _collect_facts(self, run: Run) -> dict[str, dict[str, str]]:
         """Return the facts that determine a run's result, such as its commit and settings, by kind
         and name."""
         facts = self.records.facts(run)
@@ -169,46 +169,52 @@ class ChangesTab:
 
 def collect_outputs(run: Run) -> dict[str, str]:
     """Return the first value of each output of the steps of a run, by name."""
-    values: dict[str, str] = {}
+    output_values: dict[str, str] = {}
     for node in list((run.status.get("nodes") or {}).values()):
-        for item in (node.get("outputs") or {}).get("parameters") or []:
-            if item.get("value"):
-                values.setdefault(item["name"], str(item["value"]))
-    return values
+        for output_parameter in (node.get("outputs") or {}).get("parameters") or []:
+            if output_parameter.get("value"):
+                output_values.setdefault(output_parameter["name"], str(output_parameter["value"]))
+    return output_values
 
 
-def compare(kind: str, previous: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Change]:
+def compare_values(
+    change_kind: str, previous_values: Mapping[str, str], current_values: Mapping[str, str]
+) -> Iterator[Change]:
     """Yield a change for each name whose values in the two runs differ."""
-    for name in dict.fromkeys([*previous, *now]):
-        old = previous.get(name, "")
-        new = now.get(name, "")
+    for value_name in dict.fromkeys([*previous_values, *current_values]):
+        old_value = previous_values.get(value_name, "")
+        new_value = current_values.get(value_name, "")
         # facts of a step that has not run yet are unknown, not different
-        is_unknown = kind == "data" and not (old and new)
-        if old != new and not is_unknown:
-            yield Change(kind, name, _format_value(old), _format_value(new))
+        is_unknown = change_kind == "data" and not (old_value and new_value)
+        if old_value != new_value and not is_unknown:
+            yield Change(
+                change_kind, value_name, _format_value(old_value), _format_value(new_value)
+            )
 
 
-def _format_value(value: str) -> str:
-    if len(value) >= 40 and all(c in "0123456789abcdef" for c in value.removesuffix(DIRTY)):
-        has_changes = value.endswith(DIRTY)
-        return value[:12] + (" with uncommitted changes" if has_changes else "")
-    return truncate(value, MAX_VALUE_LENGTH) or MISSING
+def _format_value(compared_value: str) -> str:
+    if len(compared_value) >= 40 and all(
+        c in "0123456789abcdef" for c in compared_value.removesuffix(DIRTY)
+    ):
+        has_changes = compared_value.endswith(DIRTY)
+        return compared_value[:12] + (" with uncommitted changes" if has_changes else "")
+    return truncate(compared_value, MAX_VALUE_LENGTH) or MISSING
 
 
 def describe_changes(changes: list[Change], earlier: str) -> str:
     """Return a sentence with the number of changes of each kind, and a second sentence that names
     the kinds without a change."""
-    counts = {kind: sum(change.kind == kind for change in changes) for kind in KINDS}
+    count_by_kind = {kind: sum(change.kind == kind for change in changes) for kind in KINDS}
     different_parts = [
         f"{count} {KINDS[kind][count > 1]}" if kind not in ("code", "data") else f"the {kind}"
-        for kind, count in counts.items()
+        for kind, count in count_by_kind.items()
         if count
     ]
-    equal = [kind for kind in ("code", "config", "data") if not counts[kind]]
-    if len(equal) > 1:
-        equal_sentence = f" The {' and the '.join(equal)} are equal."
+    equal_kinds = [kind for kind in ("code", "config", "data") if not count_by_kind[kind]]
+    if len(equal_kinds) > 1:
+        equal_sentence = f" The {' and the '.join(equal_kinds)} are equal."
     else:
-        equal_sentence = f" The {equal[0]} is equal." if equal else ""
+        equal_sentence = f" The {equal_kinds[0]} is equal." if equal_kinds else ""
 
     if not different_parts:
         return f"Nothing differs from {earlier}: neither code nor config nor data."
@@ -218,19 +224,24 @@ def describe_changes(changes: list[Change], earlier: str) -> str:
 def compare_results(earlier: Run, run: Run) -> Iterator[Change]:
     """Yield a change for each result of two runs that differs: state, verdict, metrics and
     duration."""
-    previous = _collect_results(earlier)
-    now = _collect_results(run)
-    for name in dict.fromkeys([*previous, *now]):
-        if previous.get(name) != now.get(name):
-            yield Change("result", name, previous.get(name, MISSING), now.get(name, MISSING))
+    previous_results = _collect_results(earlier)
+    current_results = _collect_results(run)
+    for result_name in dict.fromkeys([*previous_results, *current_results]):
+        if previous_results.get(result_name) != current_results.get(result_name):
+            yield Change(
+                "result",
+                result_name,
+                previous_results.get(result_name, MISSING),
+                current_results.get(result_name, MISSING),
+            )
 
 
 def _collect_results(run: Run) -> dict[str, str]:
-    values = results.read_parameters(run.status)
-    facts = {"state": run.phase.lower(), "verdict": values.get("verdict", "")}
+    output_values = results.read_parameters(run.status)
+    run_results = {"state": run.phase.lower(), "verdict": output_values.get("verdict", "")}
     for row in results.list_verdicts(run.status):
         prefix = "" if len(results.list_verdicts(run.status)) == 1 else f"{row['task']} "
-        facts |= {
+        run_results |= {
             f"{prefix}{name}": format_number(value)
             for name, value in row["metrics"].items()
             if value is not None
@@ -238,14 +249,14 @@ def _collect_results(run: Run) -> dict[str, str]:
     start = run.status.get("startedAt")
     end = run.status.get("finishedAt")
     if start and end:
-        facts["duration"] = format_duration(parse_timestamp(end) - parse_timestamp(start))
-    return {name: value for name, value in facts.items() if value}
+        run_results["duration"] = format_duration(parse_timestamp(end) - parse_timestamp(start))
+    return {name: value for name, value in run_results.items() if value}
 
 
-def list_commits(previous: str, now: str) -> list[Commit]:
+def list_commits(previous_commit: str, current_commit: str) -> list[Commit]:
     """Return the commits between two runs, newest first, if the project is in a git repository that
     has both commits."""
-    shas = [sha.removesuffix(DIRTY) for sha in (previous, now)]
+    shas = [sha.removesuffix(DIRTY) for sha in (previous_commit, current_commit)]
     if shas[0] == shas[1] or not all(CommitId.matches(sha) for sha in shas):
         return []
 
@@ -253,7 +264,7 @@ def list_commits(previous: str, now: str) -> list[Commit]:
         with open_repository(project.current_root()) as repository:
             if repository is None or not all(map(repository.find_commit, shas)):
                 return []
-            text = repository.git(
+            log_text = repository.git(
                 "log",
                 f"--max-count={MAX_COMMITS}",
                 "--format=%h%x09%s",
@@ -262,6 +273,6 @@ def list_commits(previous: str, now: str) -> list[Commit]:
     except (GitError, RekindleError):
         return []
 
-    lines = text.decode(errors="replace").splitlines()
+    lines = log_text.decode(errors="replace").splitlines()
     pairs = [line.partition("\t") for line in lines]
     return [Commit(sha, subject) for sha, _, subject in pairs]

@@ -101,8 +101,8 @@ class Axis:
         low, high, value = map(self._scale, (self.low, self.high, value))
         return (value - low) / (high - low)
 
-    def _scale(self, value: float) -> float:
-        return math.log10(value) if self.is_logarithmic else value
+    def _scale(self, axis_value: float) -> float:
+        return math.log10(axis_value) if self.is_logarithmic else axis_value
 
     def ticks(self, count: int = 5) -> list[float]:
         """Return about `count` round values within the range of the axis."""
@@ -323,9 +323,9 @@ def time_ticks(low: float, high: float) -> list[Tick]:
     ]
 
 
-def format_number(value: float) -> str:
+def format_number(number: float) -> str:
     """Format a number with at most five significant digits, such as `0.034977`, `12000` or
     `1.2e-07`."""
-    if value == int(value) and abs(value) < 1e7:
-        return f"{int(value):,}".replace(",", " ")
-    return f"{value:.5g}"
+    if number == int(number) and abs(number) < 1e7:
+        return f"{int(number):,}".replace(",", " ")
+    return f"{number:.5g}"

@@ -33,11 +33,11 @@ Curves = Mapping[str, list[Point]]
 class CurveReader(Protocol):
     """Reads the curves of runs. The methods `version` and `read` raise TrackingError."""
 
-    def version(self, name: str) -> str:
+    def version(self, run_name: str) -> str:
         """Return a text that changes when the curves of the run change."""
         ...
 
-    def read(self, name: str, experiment: str) -> Curves:
+    def read(self, run_name: str, experiment: str) -> Curves:
         """Return the curves of a run; {} if MLflow does not have the run."""
         ...
 
@@ -48,14 +48,14 @@ class DatabaseCurves:
     def __init__(self, home: Path) -> None:
         self.file = home / DATABASE_FILE
 
-    def version(self, name: str) -> str:
+    def version(self, run_name: str) -> str:
         try:
             state = self.file.stat()
         except FileNotFoundError:
             return ""
         return f"{state.st_mtime_ns:x}.{state.st_size:x}"
 
-    def read(self, name: str, experiment: str) -> Curves:
+    def read(self, run_name: str, experiment: str) -> Curves:
         if not self.file.exists():
             return {}
 
@@ -73,15 +73,15 @@ class DatabaseCurves:
             uri = f"{self.file.resolve().as_uri()}?mode=ro"
             connection = sqlite3.connect(uri, uri=True, timeout=DATABASE_TIMEOUT_S)
             with closing(connection):
-                rows = connection.execute(query, (tracking.WORKFLOW, name))
-                return _collect(rows)
+                rows = connection.execute(query, (tracking.WORKFLOW, run_name))
+                return _collect_points(rows)
         except sqlite3.Error as error:
             raise TrackingError(
                 f"the curves cannot be read now: {self.file} is not readable ({error})."
             ) from error
 
 
-def _collect(rows: Any) -> Curves:
+def _collect_points(rows: Any) -> Curves:
     """Collect the curves from database rows, which are sorted by name, step and time."""
     curves: dict[str, dict[float, float]] = {}
     for name, step, value in rows:
@@ -103,22 +103,29 @@ class History(mlflow_api.Page):
 class ServerCurves:
     """The curves in the MLflow of $MLFLOW_TRACKING_URI."""
 
-    def version(self, name: str) -> str:
+    def version(self, run_name: str) -> str:
         return ""
 
-    def read(self, name: str, experiment: str) -> Curves:
-        run_id = tracking.find_run(experiment, name)
+    def read(self, run_name: str, experiment: str) -> Curves:
+        run_id = tracking.find_run(experiment, run_name)
         if not run_id:
             return {}
 
         run = mlflow_api.send_request(
             "GET", "mlflow/runs/get", mlflow_api.RunAnswer, params={"run_id": run_id}
         )
-        names = [name for name in sorted(run.run.data.metrics) if SHOWN_METRICS.search(name)]
-        return {name: self._history(run_id, name) for name in names[:MAX_CURVES]}
+        names = [
+            metric_name
+            for metric_name in sorted(run.run.data.metrics)
+            if SHOWN_METRICS.search(metric_name)
+        ]
+        return {
+            metric_name: self._read_history(run_id, metric_name)
+            for metric_name in names[:MAX_CURVES]
+        }
 
-    def _history(self, run_id: str, name: str) -> list[Point]:
-        search = {"run_id": run_id, "metric_key": name, "max_results": MAX_HISTORY}
+    def _read_history(self, run_id: str, metric_name: str) -> list[Point]:
+        search = {"run_id": run_id, "metric_key": metric_name, "max_results": MAX_HISTORY}
         page = mlflow_api.send_request("GET", "mlflow/metrics/get-history", History, params=search)
         points = {
             float(point.step): float(point.value)

@@ -135,17 +135,17 @@ class CurvesTab:
             curves[f"{prefix}train/{SPEED}"] = self._measure_speed(run.name, task)
         return {name: points for name, points in curves.items() if points}
 
-    def _read_losses(self, name: str, task: str) -> list[Point]:
-        content = self.records.read(f"{key(task, MODEL, name)}/{CURVE}")
+    def _read_losses(self, run_name: str, task: str) -> list[Point]:
+        ledger_content = self.records.read(f"{key(task, MODEL, run_name)}/{CURVE}")
         try:
-            rows = loads(content) if content else []
+            rows = loads(ledger_content) if ledger_content else []
             points = [(float(step), float(loss)) for step, loss in rows if loss is not None]
         except (ValueError, TypeError) as error:
-            raise TrackingError(f"the file {CURVE} of {name} is malformed: {error}.") from None
+            raise TrackingError(f"the file {CURVE} of {run_name} is malformed: {error}.") from None
         return downsample(select_finite_points(points))
 
-    def _measure_speed(self, name: str, task: str) -> list[Point]:
-        points = self.records.summary(name, task).points
+    def _measure_speed(self, run_name: str, task: str) -> list[Point]:
+        points = self.records.summary(run_name, task).points
         speeds = [
             (float(last), (last - first) / (end - start))
             for (start, first), (end, last) in pairwise(points)
@@ -178,17 +178,23 @@ def make_charts(curves: Mapping[str, Curves], is_logarithmic: bool) -> list[Line
             charts[title],
             is_logarithmic and any(y > 0 for series in charts[title] for _, y in series.points),
         )
-        for title in sorted(charts, key=_rank)
+        for title in sorted(charts, key=_get_chart_order)
     ]
 
 
-def _rank(title: str) -> tuple[int, str]:
+def _get_chart_order(title: str) -> tuple[int, str]:
     metric = title.rpartition(": ")[2]
     return (ORDER.index(metric) if metric in ORDER else 1), title
 
 
-def _list_query_values(query: Mapping[str, str], name: str) -> list[str]:
+def _list_query_values(query: Mapping[str, str], parameter_name: str) -> list[str]:
     """Return all values of a query parameter of a URL."""
     getlist: Any = getattr(query, "getlist", None)
-    values = getlist(name) if getlist else [query[name]] if name in query else []
-    return [value for value in values if value]
+    query_values = (
+        getlist(parameter_name)
+        if getlist
+        else [query[parameter_name]]
+        if parameter_name in query
+        else []
+    )
+    return [value for value in query_values if value]

@@ -96,19 +96,19 @@ class Records:
             return ""
         return "/".join(self._check(run.name, task).version for task in self.facts(run).trainings)
 
-    def summary(self, name: str, task: str) -> "LedgerSummary":
+    def summary(self, run_name: str, task: str) -> "LedgerSummary":
         """Return the summary of a training's ledger. Raises StorageError."""
-        summary = self._check(name, task).summary
+        summary = self._check(run_name, task).summary
         assert summary
         return summary
 
-    def _check(self, name: str, task: str) -> _Ledger:
+    def _check(self, run_name: str, task: str) -> _Ledger:
         """Return the cached ledger of a training. The ledger is read again if it has changed since
         the last check."""
         from rekindle.training.ledger.accounting import summarize_events
         from rekindle.training.ledger.events import read_events
 
-        prefix = key(task, LEDGER_KEY, name)
+        prefix = key(task, LEDGER_KEY, run_name)
         ledger = _get_or_make(self._ledgers, self._lock, prefix, MAX_CACHED_SUMMARIES, _Ledger)
         with ledger.lock:
             interval = max(MIN_CHECK_INTERVAL_S, ledger.reading_s / READ_TIME_SHARE)
@@ -205,23 +205,23 @@ def _get_or_make(
     cache: "OrderedDict[Any, T]",
     lock: threading.Lock,
     cache_key: Any,
-    limit: int,
-    make: Callable[[], T],
+    max_entries: int,
+    make_value: Callable[[], T],
 ) -> T:
-    """Return the cached value of a key. If the key is missing, add the result of `make` to the
-    cache, and drop the values that were used least recently, so that at most `limit` values are
-    left."""
+    """Return the cached value of a key. If the key is missing, add the result of `make_value` to
+    the cache, and drop the values that were used least recently, so that at most `max_entries`
+    values are left."""
     with lock:
         if cache_key in cache:
             cache.move_to_end(cache_key)
             return cache[cache_key]
 
-    value = make()
+    cached_value = make_value()
     with lock:
-        value = cache.setdefault(cache_key, value)
-        while len(cache) > limit:
+        cached_value = cache.setdefault(cache_key, cached_value)
+        while len(cache) > max_entries:
             cache.popitem(last=False)
-    return value
+    return cached_value
 
 
 class LedgerTab:

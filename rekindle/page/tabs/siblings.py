@@ -29,8 +29,8 @@ class Siblings:
         names = self.source.names()
         if run.name in names:
             names = names[names.index(run.name) + 1 :]
-        for name in self._list_siblings(run, names, 1):
-            return self.source.read(name)
+        for run_name in self._list_siblings(run, names, 1):
+            return self.source.read(run_name)
         return None
 
     def read(self, run: Run, name: str) -> Run:
@@ -60,13 +60,13 @@ class Siblings:
                 break
         return sibling_names
 
-    def _read_pipeline_name(self, name: str) -> str:
+    def _read_pipeline_name(self, run_name: str) -> str:
         """Return the name of a run's pipeline; "" for a run that cannot be read."""
-        if name not in self._pipelines:
+        if run_name not in self._pipelines:
             try:
-                run = self.source.read(name)
+                run = self.source.read(run_name)
             except ConfigError:
                 return ""
             facts = self.records.facts(run)
-            self._pipelines[name] = facts.pipeline or name.rpartition("-")[0]
-        return self._pipelines[name]
+            self._pipelines[run_name] = facts.pipeline or run_name.rpartition("-")[0]
+        return self._pipelines[run_name]

@@ -233,15 +233,17 @@ class TrainingTab(LedgerTab):
         source = self.records.reused(run).get(task, "")
         if source:
             earlier_run = source.partition("/")[0]
-            losses = f"This run did not train: it uses the model of {earlier_run}."
-            return Training(task, "cached", losses, [], reused=source)
+            untrained_reason = f"This run did not train: it uses the model of {earlier_run}."
+            return Training(task, "cached", untrained_reason, [], reused=source)
 
         if run.is_finished:
             return Training(task, "omitted", "No worker has trained.", [])
         return Training(task, "waiting", "No worker has trained yet.", [])
 
 
-def describe_training(task: str, summary: LedgerSummary, words: list[str], state: str) -> Training:
+def describe_training(
+    task: str, summary: LedgerSummary, description_words: list[str], training_state: str
+) -> Training:
     """Return a training, as the summary of its ledger describes it. If the training has too many
     workers to show, the workers with the most events are shown."""
     lanes = [_make_lane(name, summary) for name in sorted(summary.intervals, key=_natural_order)]
@@ -254,9 +256,9 @@ def describe_training(task: str, summary: LedgerSummary, words: list[str], state
     total_steps = summary.run.get("steps")
     return Training(
         task=task,
-        state=state,
+        state=training_state,
         losses=describe_losses(summary),
-        words=words,
+        words=description_words,
         began=summary.began,
         seconds=round(summary.ended - summary.began, 3),
         steps=summary.steps,
@@ -317,23 +319,23 @@ def describe_losses(summary: LedgerSummary) -> str:
     return f"{amount} were lost{reason}.".replace(",,", ",")
 
 
-def _format_count(number: int, singular: str, plural: str) -> str:
-    return f"{number} {singular if number == 1 else plural}"
+def _format_count(count: int, singular: str, plural: str) -> str:
+    return f"{count} {singular if count == 1 else plural}"
 
 
-def _natural_order(name: str) -> tuple[int, str]:
+def _natural_order(worker_name: str) -> tuple[int, str]:
     """Return a sort key that places worker-10 after worker-9."""
-    return len(name), name
+    return len(worker_name), worker_name
 
 
-def _make_lane(name: str, summary: LedgerSummary) -> Lane:
+def _make_lane(worker_name: str, summary: LedgerSummary) -> Lane:
     began = summary.began
-    intervals = summary.intervals[name]
+    intervals = summary.intervals[worker_name]
     marks = _list_joins(intervals, began)
     marks += [
         _make_mark(incident, began)
         for incident in summary.incidents
-        if incident.name == name and incident.kind not in ("join", "coordinator")
+        if incident.name == worker_name and incident.kind not in ("join", "coordinator")
     ]
     marks += [
         Mark(
@@ -343,18 +345,18 @@ def _make_lane(name: str, summary: LedgerSummary) -> Lane:
             f" {_describe_restore_source(event)}",
         )
         for event in summary.restored
-        if event.get("name") == name and event.get("tier") not in ("none", None)
+        if event.get("name") == worker_name and event.get("tier") not in ("none", None)
     ]
     marks.sort(key=lambda mark: mark.second)
 
-    seconds = {kind: round(summary.compute_worker_seconds(kind, name), 3) for kind in KINDS}
+    seconds = {kind: round(summary.compute_worker_seconds(kind, worker_name), 3) for kind in KINDS}
     return Lane(
-        shorten_worker_name(name),
+        shorten_worker_name(worker_name),
         seconds[TRAINED_KIND],
         seconds[WAITED_KIND],
         seconds[LOST_KIND],
-        round(summary.queued_by_worker.get(name, 0.0), 3),
-        summary.describe_worker_kind(name),
+        round(summary.queued_by_worker.get(worker_name, 0.0), 3),
+        summary.describe_worker_kind(worker_name),
         _merge_intervals(intervals, began, summary.ended),
         marks[:MAX_MARKS],
     )
@@ -415,8 +417,8 @@ def _merge_intervals(intervals: list[TimeInterval], began: float, ended: float) 
             and last_span.end - last_span.start < shortest
             and start - last_span.end < shortest
         ):
-            kind = min(last_span.kind, interval.kind, key=KINDS.index)
-            spans[-1] = Span(last_span.start, end, kind)
+            interval_kind = min(last_span.kind, interval.kind, key=KINDS.index)
+            spans[-1] = Span(last_span.start, end, interval_kind)
         elif last_span and last_span.kind == interval.kind and start <= last_span.end:
             spans[-1] = Span(last_span.start, end, last_span.kind)
         elif end > start:

@@ -190,15 +190,15 @@ def describe_study(
     )
 
 
-def _describe_state(state: str, is_over: bool) -> str:
+def _describe_state(trial_state: str, is_over: bool) -> str:
     """Return the state of a trial in a few words."""
-    if state == "trained":
+    if trial_state == "trained":
         return "trained to the end"
-    if state == "paused":
+    if trial_state == "paused":
         return "stopped early" if is_over else "paused"
-    if state == "waiting":
+    if trial_state == "waiting":
         return "not finished" if is_over else "training"
-    return state
+    return trial_state
 
 
 def _make_rung(study: "SweepStudy", rung: int) -> Rung:

@@ -103,9 +103,9 @@ class MetricRow:
     digits: int = 4
     description: str = ""
 
-    def format(self, value: float | None) -> str:
+    def format(self, metric_value: float | None) -> str:
         """Return a value with the digits of the metric; a dash for a missing value."""
-        return "–" if value is None else f"{value:.{self.digits}f}"
+        return "–" if metric_value is None else f"{metric_value:.{self.digits}f}"
 
     @property
     def axis(self) -> Axis:
@@ -116,9 +116,9 @@ class MetricRow:
     def ticks(self) -> list[Tick]:
         return make_ticks(self.axis)
 
-    def x(self, value: float) -> float:
+    def x(self, metric_value: float) -> float:
         """Convert a value to a horizontal position in percent."""
-        return round(100 * self.axis.share(value), 2)
+        return round(100 * self.axis.share(metric_value), 2)
 
 
 @dataclass(frozen=True)
@@ -150,9 +150,9 @@ class Interval:
     def ticks(self) -> list[Tick]:
         return make_ticks(self.axis)
 
-    def x(self, value: float) -> float:
+    def x(self, difference: float) -> float:
         """Convert a gain to a horizontal position in percent."""
-        return round(100 * self.axis.share(value), 2)
+        return round(100 * self.axis.share(difference), 2)
 
 
 @dataclass(frozen=True)
@@ -243,17 +243,17 @@ class VerdictTab:
         return bool(results.list_verdicts(run.status))
 
     def build(self, run: Run, query: Mapping[str, str]) -> Verdicts:
-        keys = find_reports(run)
+        report_keys = find_reports(run)
         evaluations = [
-            self._evaluation(run, row, keys.get(row["task"], ""))
+            self._evaluation(run, row, report_keys.get(row["task"], ""))
             for row in results.list_verdicts(run.status)
         ]
-        values = results.read_parameters(run.status)
+        run_outputs = results.read_parameters(run.status)
         overruled = ""
-        reason = values.get("reason", "")
-        is_overruled = values.get("verdict") in ("taken back", "same")
+        reason = run_outputs.get("reason", "")
+        is_overruled = run_outputs.get("verdict") in ("taken back", "same")
         if is_overruled and reason not in [item.reason for item in evaluations]:
-            overruled = f"{HEADLINES[values['verdict']]}: {reason}"
+            overruled = f"{HEADLINES[run_outputs['verdict']]}: {reason}"
         return Verdicts(evaluations, overruled)
 
     def _evaluation(self, run: Run, row: Mapping[str, Any], report: str) -> Evaluation:
@@ -329,11 +329,15 @@ def describe_evaluation(
     )
 
 
-def find_number(values: Mapping[str, Any] | None, name: str) -> float | None:
-    """Return the number `name` of a record; None if the number is missing or not finite."""
-    value = (values or {}).get(name)
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
+def find_number(json_record: Mapping[str, Any] | None, key: str) -> float | None:
+    """Return the number `key` of a record; None if the number is missing or not finite."""
+    found_value = (json_record or {}).get(key)
+    if (
+        isinstance(found_value, int | float)
+        and not isinstance(found_value, bool)
+        and math.isfinite(found_value)
+    ):
+        return float(found_value)
     return None
 
 
@@ -401,8 +405,8 @@ def make_interval(
 def make_row(metric: MetricRecord, record: VerdictRecord) -> MetricRow:
     """Return the row of a metric: the values of all models, and the limits of the gate."""
 
-    def text(value: float) -> str:
-        return f"{value:.{metric.digits}f}{metric.unit and ' ' + metric.unit}"
+    def text(metric_value: float) -> str:
+        return f"{metric_value:.{metric.digits}f}{metric.unit and ' ' + metric.unit}"
 
     models = {model: find_number(getattr(record, model), metric.name) for model in MODELS}
     bounds = {

@@ -96,21 +96,21 @@ class WeeksTab:
         ]
         return names[:MAX_WEEKS]
 
-    def _read_row(self, run: Run, name: str) -> Week | None:
+    def _read_row(self, run: Run, run_name: str) -> Week | None:
         """Return the row of a run; None if the run does not belong to the backfill."""
-        version = self.source.version(name)
-        cached_version, row = self._cached_rows.get(name, ("", None))
+        version = self.source.version(run_name)
+        cached_version, row = self._cached_rows.get(run_name, ("", None))
         if cached_version != version:
             try:
-                row = self._make_row(run, self.source.read(name))
+                row = self._make_row(run, self.source.read(run_name))
             except ConfigError:
                 row = None
-            self._cached_rows[name] = version, row
+            self._cached_rows[run_name] = version, row
 
         if row is None:
             return None
         # a cached row may have been made for the page of another run
-        return replace(row, is_this=name == run.name)
+        return replace(row, is_this=run_name == run.name)
 
     def _make_row(self, run: Run, other: Run) -> Week | None:
         parameters = self.records.facts(other).parameters
@@ -156,12 +156,12 @@ def describe_results(weeks: list[Week]) -> str:
     return f"{text} A backfill releases nothing."
 
 
-def _make_chart(name: str, weeks: list[Week]) -> LineChart | None:
+def _make_chart(metric_name: str, weeks: list[Week]) -> LineChart | None:
     """Plot a metric against the days since the first run; return None with fewer than two
     values."""
     times = {week.run: datetime.fromisoformat(week.scheduled).timestamp() for week in weeks}
     first_time = min(times.values())
-    values_by_run = {week.run: week.metrics.get(name) for week in weeks}
+    values_by_run = {week.run: week.metrics.get(metric_name) for week in weeks}
     points = [
         (round((times[run_name] - first_time) / DAY_S, 3), value)
         for run_name, value in values_by_run.items()
@@ -169,5 +169,5 @@ def _make_chart(name: str, weeks: list[Week]) -> LineChart | None:
     ]
     if len(points) < 2:
         return None
-    title = f"{name} of the candidates, by days since the first run"
-    return LineChart(title, "day", [Series(name, points)], has_marks=True)
+    title = f"{metric_name} of the candidates, by days since the first run"
+    return LineChart(title, "day", [Series(metric_name, points)], has_marks=True)

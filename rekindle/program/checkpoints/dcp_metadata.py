@@ -69,8 +69,8 @@ def _parse_storage_item(storage_item: Any) -> tuple[str, int]:
     return path, offset_bytes + length_bytes
 
 
-def _is_size(value: Any) -> bool:
-    return isinstance(value, int) and 0 <= value < MAX_FILE_BYTES
+def _is_size(candidate: Any) -> bool:
+    return isinstance(candidate, int) and 0 <= candidate < MAX_FILE_BYTES
 
 
 def _find_field(pickled_object: Any, field_name: str) -> Any:

@@ -220,15 +220,15 @@ def _read_file_status(directory_entry: os.DirEntry[str]) -> os.stat_result | Non
         return None
 
 
-def _is_valid_name(name: str) -> bool:
+def _is_valid_name(file_name: str) -> bool:
     try:
-        name.encode()
+        file_name.encode()
     except UnicodeEncodeError:
         return False
     return True
 
 
-def _is_unit_directory(directory: Path, name: str, marker_name: str) -> bool:
+def _is_unit_directory(directory: Path, directory_name: str, marker_name: str) -> bool:
     directory_entries = _scan_directory(directory)
     entry_names = [directory_entry.name for directory_entry in directory_entries]
     if any(
@@ -236,7 +236,7 @@ def _is_unit_directory(directory: Path, name: str, marker_name: str) -> bool:
         for entry_name in entry_names
     ):
         return True
-    if not has_step_number(name):
+    if not has_step_number(directory_name):
         return False
 
     # a folder `epoch_3` that contains only `step_100` and `step_200` is not a checkpoint itself
@@ -246,11 +246,11 @@ def _is_unit_directory(directory: Path, name: str, marker_name: str) -> bool:
     )
 
 
-def is_unit_file(name: str) -> bool:
-    suffix = Path(name).suffix.lower()
-    if name.startswith(".") or suffix in TEXT_SUFFIXES:
+def is_unit_file(file_name: str) -> bool:
+    suffix = Path(file_name).suffix.lower()
+    if file_name.startswith(".") or suffix in TEXT_SUFFIXES:
         return False
-    return suffix in WEIGHTS_SUFFIXES or (has_step_number(name) and not name.isdigit())
+    return suffix in WEIGHTS_SUFFIXES or (has_step_number(file_name) and not file_name.isdigit())
 
 
 def _walk_files(root: Path, directory: Path, start_prefix: str) -> Iterator[tuple[str, FileState]]:
@@ -298,8 +298,8 @@ def read_file_state(path: Path | int) -> FileState:
 
 def _add_text_pointer(root: Path, path: str, listing: FolderListing) -> None:
     try:
-        text = (root / path).read_text()
+        pointer_text = (root / path).read_text()
     except (OSError, ValueError):
         return
-    if text.strip() and "\n" not in text.strip():
-        listing.pointers.append(CheckpointPointer(path, text, False))
+    if pointer_text.strip() and "\n" not in pointer_text.strip():
+        listing.pointers.append(CheckpointPointer(path, pointer_text, False))

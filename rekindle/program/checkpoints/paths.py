@@ -58,30 +58,30 @@ def is_safe_path(path: str) -> bool:
     )
 
 
-def _is_valid_unicode(text: str) -> bool:
+def _is_valid_unicode(path_text: str) -> bool:
     try:
-        text.encode()
+        path_text.encode()
     except UnicodeEncodeError:
         return False
     return True
 
 
-def is_temporary_name(name: str) -> bool:
+def is_temporary_name(file_name: str) -> bool:
     """Return True if a name has a form that programs use for unfinished files or folders, which
     they rename afterwards."""
-    return TEMPORARY_NAME_PATTERN.fullmatch(name) is not None
+    return TEMPORARY_NAME_PATTERN.fullmatch(file_name) is not None
 
 
-def has_step_number(name: str) -> bool:
+def has_step_number(file_name: str) -> bool:
     """Return True for a name such as `checkpoint-500`, `step_500` or `0000500`."""
-    return STEP_NAME_PATTERN.fullmatch(name) is not None
+    return STEP_NAME_PATTERN.fullmatch(file_name) is not None
 
 
-def parse_step(name: str) -> int | None:
+def parse_step(file_name: str) -> int | None:
     """Return the step that a name of a file or folder contains, or None."""
-    name = _remove_part_numbers(name)
+    file_name = _remove_part_numbers(file_name)
     for step_pattern in STEP_NUMBER_PATTERNS:
-        step_match = step_pattern.search(name)
+        step_match = step_pattern.search(file_name)
         if step_match and len(step_match[1]) <= 15:
             return int(step_match[1])
     return None

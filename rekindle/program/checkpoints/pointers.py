@@ -80,24 +80,24 @@ def write_pointer(root: Path, pointer: PointerRecord, unit_path: str) -> None:
         "{path}": unit_path,
         "{step}": str(parse_step(unit_name) or 0),
     }
-    text = pointer.text
+    pointer_text = pointer.text
     for placeholder, replacement in placeholder_values.items():
-        text = text.replace(placeholder, replacement)
+        pointer_text = pointer_text.replace(placeholder, replacement)
 
     pointer_path = root / pointer.path
     if not _is_folder_below(root, pointer_path.parent) or (
         pointer_path.is_dir() and not pointer_path.is_symlink()
     ):
         return
-    if pointer.is_link and not _link_stays_below(root, pointer_path, text):
+    if pointer.is_link and not _link_stays_below(root, pointer_path, pointer_text):
         return
 
     temporary_path = pointer_path.with_name(f".tmp-{uuid.uuid4().hex}")
     pointer_path.parent.mkdir(parents=True, exist_ok=True)
     if pointer.is_link:
-        temporary_path.symlink_to(text)
+        temporary_path.symlink_to(pointer_text)
     else:
-        temporary_path.write_text(text)
+        temporary_path.write_text(pointer_text)
     temporary_path.replace(pointer_path)
 
 

@@ -154,7 +154,7 @@ class NodeProcesses:
             if process.output >= 0:
                 os.close(process.output)
                 process.output = -1
-            self._write(process.unfinished_line)
+            self._write_output(process.unfinished_line)
             process.unfinished_line = b""
 
     def _copy_output(self, program_process: ProgramProcess) -> None:
@@ -182,10 +182,10 @@ class NodeProcesses:
             if len(unfinished_line) > READ_BYTES:
                 complete_output += unfinished_line
                 unfinished_line = b""
-            self._write(complete_output)
+            self._write_output(complete_output)
             program_process.unfinished_line = unfinished_line
 
-    def _write(self, output_bytes: bytes) -> None:
+    def _write_output(self, output_bytes: bytes) -> None:
         with suppress(OSError, ValueError):
             sys.stdout.buffer.write(output_bytes)
             sys.stdout.buffer.flush()

@@ -92,11 +92,11 @@ class FrameConverter:
             for row_values in zip(*columns.values(), strict=True)
         ]
 
-    def _is_column(self, field_name: str, value: object) -> bool:
-        """Return True if `value` is a whole column, that is, a list in a field that accepts no
+    def _is_column(self, field_name: str, cell_value: object) -> bool:
+        """Return True if `cell_value` is a whole column, that is, a list in a field that accepts no
         lists."""
         field_types = self._list_types(self.properties.get(field_name, {}))
-        return isinstance(value, list) and bool(field_types) and "array" not in field_types
+        return isinstance(cell_value, list) and bool(field_types) and "array" not in field_types
 
     def _to_instance(self, row: Mapping[str, Any], row_number: int) -> dict[str, Any]:
         """Convert a row of a data frame to an instance. A missing value becomes null if the field
@@ -124,13 +124,13 @@ class FrameConverter:
         return instance
 
     def _convert_value(
-        self, value: Any, field_schema: JsonSchema, location: str, is_optional: bool = False
+        self, cell_value: Any, field_schema: JsonSchema, location: str, is_optional: bool = False
     ) -> Any:
         """Convert a value of a frame to JSON. `is_optional` is True if the column may contain
         missing values, for which pandas converts its integers to floats."""
         schema_options = list(self._list_options(field_schema))
 
-        if isinstance(value, Mapping):
+        if isinstance(cell_value, Mapping):
             properties = {
                 property_name: inner_schema
                 for schema_option in schema_options
@@ -155,10 +155,10 @@ class FrameConverter:
                     properties.get(property_name, other_schema),
                     f"{location}.{property_name}",
                 )
-                for property_name, property_value in value.items()
+                for property_name, property_value in cell_value.items()
             }
 
-        if is_collection(value):
+        if is_collection(cell_value):
             items_schema: JsonSchema = next(
                 (
                     schema_option["items"]
@@ -169,49 +169,52 @@ class FrameConverter:
             )
             return [
                 self._convert_value(list_item, items_schema, f"{location}[{index}]")
-                for index, list_item in enumerate(value)
+                for index, list_item in enumerate(cell_value)
             ]
 
-        if is_missing(value) and not isinstance(value, float):
+        if is_missing(cell_value) and not isinstance(cell_value, float):
             return None
 
-        return self._convert_scalar(to_python(value), field_schema, location, is_optional)
+        return self._convert_scalar(to_python(cell_value), field_schema, location, is_optional)
 
     def _convert_scalar(
-        self, value: Any, field_schema: JsonSchema, location: str, is_optional: bool
+        self, cell_value: Any, field_schema: JsonSchema, location: str, is_optional: bool
     ) -> Any:
         field_types = self._list_types(field_schema)
         field_formats = {
             schema_option.get("format") for schema_option in self._list_options(field_schema)
         }
 
-        match value:
+        match cell_value:
             case float() if (
                 is_optional
-                and value.is_integer()
+                and cell_value.is_integer()
                 and "integer" in field_types
                 and "number" not in field_types
             ):
-                return self._to_integer(value, location)
+                return self._to_integer(cell_value, location)
             case Decimal() if "string" not in field_types:
-                return float(value)
+                return float(cell_value)
             case datetime() if (
-                "date" in field_formats and "date-time" not in field_formats and is_midnight(value)
+                "date" in field_formats
+                and "date-time" not in field_formats
+                and is_midnight(cell_value)
             ):
-                return value.date().isoformat()
+                return cell_value.date().isoformat()
             case datetime():
                 # a pandas.Timestamp is formatted with its nanoseconds
-                return value.isoformat()
+                return cell_value.isoformat()
 
-        return to_jsonable_python(value, serialize_unknown=True)
+        return to_jsonable_python(cell_value, serialize_unknown=True)
 
-    def _to_integer(self, value: float, location: str) -> int:
-        if abs(value) > MAX_EXACT_FLOAT:
+    def _to_integer(self, cell_value: float, location: str) -> int:
+        if abs(cell_value) > MAX_EXACT_FLOAT:
             raise DataError(
-                f"{location} is {value:.0f}, which has lost digits: a column of large integers with"
+                f"{location} is {cell_value:.0f}, which has lost digits: a column of large"
+                " integers with"
                 ' a missing value needs the dtype "Int64".'
             )
-        return int(value)
+        return int(cell_value)
 
     def _list_options(self, field_schema: JsonSchema) -> Iterator[JsonSchema]:
         """Yield the alternatives of a JSON schema."""
@@ -257,33 +260,35 @@ class FrameConverter:
         return json_types
 
 
-def is_missing(value: object) -> bool:
+def is_missing(cell_value: object) -> bool:
     """Return True for None, NaN, NaT and pandas.NA."""
     import pandas
     from pandas.api.types import is_scalar
 
-    return is_scalar(value) and bool(pandas.isna(value))
+    return is_scalar(cell_value) and bool(pandas.isna(cell_value))
 
 
-def is_collection(value: object) -> bool:
+def is_collection(cell_value: object) -> bool:
     """Return True for a list, tuple, set or array."""
-    return isinstance(value, (list, tuple, set, frozenset)) or getattr(value, "ndim", 0) > 0
+    return (
+        isinstance(cell_value, (list, tuple, set, frozenset)) or getattr(cell_value, "ndim", 0) > 0
+    )
 
 
-def is_midnight(value: datetime) -> bool:
-    return value.tzinfo is None and value.time() == time()
+def is_midnight(cell_value: datetime) -> bool:
+    return cell_value.tzinfo is None and cell_value.time() == time()
 
 
-def to_python(value: object) -> Any:
+def to_python(cell_value: object) -> Any:
     """Convert a NumPy scalar to a Python value, or a NumPy time to a pandas time, which keeps
     nanoseconds."""
     import numpy
     import pandas
 
-    if isinstance(value, numpy.datetime64):
-        return pandas.Timestamp(value)
-    if isinstance(value, numpy.timedelta64):
-        return pandas.Timedelta(value)
-    if isinstance(value, numpy.generic):
-        return value.item()
-    return value
+    if isinstance(cell_value, numpy.datetime64):
+        return pandas.Timestamp(cell_value)
+    if isinstance(cell_value, numpy.timedelta64):
+        return pandas.Timedelta(cell_value)
+    if isinstance(cell_value, numpy.generic):
+        return cell_value.item()
+    return cell_value

@@ -210,7 +210,7 @@ def _post_with_retries(webhook_url: str, request_body: dict[str, Any], max_attem
         return f"cannot be reached ({error_cause}). {error_remedy}"
 
 
-def _hide_address(text: str, webhook_url: str) -> str:
+def _hide_address(error_text: str, webhook_url: str) -> str:
     """Remove the webhook's address and its parts, also in escaped form, from a text such as a
     server's answer, which may repeat the address."""
     url_path = "/" + webhook_url.partition("://")[2].partition("/")[2]
@@ -228,10 +228,10 @@ def _hide_address(text: str, webhook_url: str) -> str:
             unquote(secret_part),
             html.escape(secret_part),
         ):
-            text = text.replace(
+            error_text = error_text.replace(
                 secret_spelling, "its address" if secret_part == webhook_url else "..."
             )
-    return text
+    return error_text
 
 
 def _parse_host(url: str) -> str:

@@ -471,5 +471,5 @@ def _call_with_timeout(timeout_seconds: float, function: Callable[[], ResultT]) 
     return result_future.result()
 
 
-def _hash_json(value: object) -> str:
-    return hashlib.sha256(to_json(value, sort_keys=True).encode()).hexdigest()
+def _hash_json(json_value: object) -> str:
+    return hashlib.sha256(to_json(json_value, sort_keys=True).encode()).hexdigest()

@@ -93,5 +93,5 @@ def parse_step(manifest_name: str) -> int:
     return -1
 
 
-def _short_hash(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()[:12]
+def _short_hash(hashed_bytes: bytes) -> str:
+    return hashlib.sha256(hashed_bytes).hexdigest()[:12]

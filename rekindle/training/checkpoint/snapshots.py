@@ -46,7 +46,7 @@ class SnapshotSlots:
         self._thread.start()
 
     @property
-    def _size(self) -> int:
+    def _snapshot_bytes(self) -> int:
         return self.state.memory.numel() * self.state.memory.element_size()
 
     @property
@@ -122,7 +122,8 @@ class SnapshotSlots:
         # reserved memory
         except OSError as error:
             self._problem = RekindleError(
-                f"cannot reserve {self._size >> 20} MiB for a copy of the state ({error}), which"
+                f"cannot reserve {self._snapshot_bytes >> 20} MiB for a copy of the state"
+                f" ({error}), which"
                 " checkpoints need: raise cluster.pods.train.memory, or the memory limit of this"
                 " process."
             )
@@ -139,7 +140,7 @@ class SnapshotSlots:
 
     def _reserve(self) -> None:
         state_memory = self.state.memory
-        state_bytes = self._size
+        state_bytes = self._snapshot_bytes
 
         if self.file:
             try:

@@ -182,10 +182,10 @@ class Ledger:
             self._has_unwritten = self._has_unwritten or moved_event_count > 0
             return self._has_unwritten
 
-    def _log_rarely(self, text: str) -> None:
+    def _log_rarely(self, log_text: str) -> None:
         if time.monotonic() >= self._quiet_until:
             self._quiet_until = time.monotonic() + 60
-            write_stderr(text)
+            write_stderr(log_text)
 
 
 def _parse_age(reported_age: object) -> float:
@@ -258,10 +258,10 @@ def parse_events(segment_bytes: bytes) -> list[Event]:
     return [event for event in parsed_events if event]
 
 
-def _parse_event(line: bytes) -> Event | None:
+def _parse_event(event_line: bytes) -> Event | None:
     """Return the event in a line; None if the line is damaged or a field has a wrong type."""
     try:
-        event = loads(line)
+        event = loads(event_line)
         check_event(event)
     except ValueError:
         return None

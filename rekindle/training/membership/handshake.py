@@ -99,15 +99,15 @@ def _check_proof(message: Message, expected_proof: str) -> None:
 def _read_line(peer_socket: socket.socket) -> bytes:
     """Read one line of the handshake. No data may follow the line, since the sender then waits for
     an answer."""
-    line = b""
-    while not line.endswith(b"\n"):
+    received_line = b""
+    while not received_line.endswith(b"\n"):
         received_bytes = peer_socket.recv(MAX_LINE_BYTES)
         if not received_bytes:
             raise ConnectionError(
                 f"the other side closed the connection during the handshake: is {REKINDLE_SECRET}"
                 " the same on both sides?"
             )
-        line += received_bytes
-        if len(line) > MAX_LINE_BYTES:
+        received_line += received_bytes
+        if len(received_line) > MAX_LINE_BYTES:
             raise ValueError("line too long")
-    return line
+    return received_line

@@ -61,10 +61,10 @@ MESSAGE_TYPES = {
 MESSAGE_VALIDATORS = {kind: TypeAdapter[Any](form) for kind, form in MESSAGE_TYPES.items()}
 
 
-def parse_message(line: bytes) -> tuple[str, Message]:
+def parse_message(message_line: bytes) -> tuple[str, Message]:
     """Return the kind of a message (its key in MESSAGE_VALIDATORS) and the message. Raises
     ValueError."""
-    message = from_json(line, allow_inf_nan=False)
+    message = from_json(message_line, allow_inf_nan=False)
     if isinstance(message, dict):
         message_kind = next(
             (message_kind for message_kind in MESSAGE_VALIDATORS if message_kind in message), ""
@@ -73,7 +73,7 @@ def parse_message(line: bytes) -> tuple[str, Message]:
         message_kind = ""
 
     if not message_kind:
-        raise ValueError(f"unknown message: {line[:100]!r}")
+        raise ValueError(f"unknown message: {message_line[:100]!r}")
 
     try:
         return message_kind, MESSAGE_VALIDATORS[message_kind].validate_python(message)

@@ -527,13 +527,13 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
         self.coordinator.admit(self)
 
-    def queue(self, line: bytes) -> None:
+    def queue(self, message_line: bytes) -> None:
         """Queue a line for `write_queue`, or close the connection if the peer does not read."""
         if self.queued_bytes > MAX_UNREAD_BYTES:
             self.transport.abort()
         else:
-            self.queued_lines.append(line)
-            self.queued_bytes += len(line)
+            self.queued_lines.append(message_line)
+            self.queued_bytes += len(message_line)
 
     def write_queue(self) -> None:
         """Write the queued lines until the peer reads too slowly: the transport copies its unsent
@@ -586,15 +586,17 @@ class Connection(asyncio.Protocol):
                 )
                 self.transport.abort()
 
-    def _verify_proof(self, line: bytes) -> None:
-        if len(line) > handshake.MAX_LINE_BYTES:
+    def _verify_proof(self, proof_line: bytes) -> None:
+        if len(proof_line) > handshake.MAX_LINE_BYTES:
             raise ValueError("line too long")
-        self.transport.write(handshake.verify_and_answer(line, self.coordinator.secret, self.nonce))
+        self.transport.write(
+            handshake.verify_and_answer(proof_line, self.coordinator.secret, self.nonce)
+        )
         self.nonce = ""
         del self.coordinator.unverified_connections[self]
 
-    def _handle(self, line: bytes) -> None:
-        message_kind, message = parse_message(line)
+    def _handle(self, message_line: bytes) -> None:
+        message_kind, message = parse_message(message_line)
         if message_kind == "join":
             if self.worker not in ("", message["join"]["id"]):
                 raise ValueError(f"this is the connection of worker {self.worker}")

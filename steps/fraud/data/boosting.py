@@ -144,7 +144,9 @@ class Sample:
                 " end of training. Give more data."
             )
 
-        thresholds_by_feature = [_edges(feature_column) for feature_column in feature_table.T]
+        thresholds_by_feature = [
+            _find_bin_edges(feature_column) for feature_column in feature_table.T
+        ]
         bin_numbers = np.stack(
             [
                 np.searchsorted(feature_thresholds, feature_column)
@@ -157,7 +159,7 @@ class Sample:
         row_weights = np.where(labels == 1, 1, 1 / self.rate)
 
         with _limit_to_one_thread():
-            model_of_all = _fit(bin_numbers, labels, row_weights, thresholds_by_feature)
+            model_of_all = _fit_trees(bin_numbers, labels, row_weights, thresholds_by_feature)
             fold_models = []
 
             for fold_number in range(FOLDS):
@@ -166,7 +168,7 @@ class Sample:
                     fold_models.append(model_of_all)
                     continue
 
-                fold_model = _fit(
+                fold_model = _fit_trees(
                     bin_numbers[is_other_fold],
                     labels[is_other_fold],
                     row_weights[is_other_fold],
@@ -199,7 +201,7 @@ class Boosting:
 
     def trees(self) -> Trees:
         """Return the trees that score rows after the end of training."""
-        return _export(self.models[-1])
+        return _export_trees(self.models[-1])
 
 
 def _limit_to_one_thread() -> Any:
@@ -211,7 +213,7 @@ def _limit_to_one_thread() -> Any:
     return threadpool_limits(1)
 
 
-def _edges(feature_values: NDArray[np.float32]) -> NDArray[np.float32]:
+def _find_bin_edges(feature_values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return the candidate thresholds of a feature, which are quantiles, with finer steps at both
     ends, where most frauds are."""
     tail_quantiles = 0.5 ** np.linspace(1, 17, BINS // 4)
@@ -221,7 +223,7 @@ def _edges(feature_values: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.unique(np.quantile(feature_values, np.sort(quantiles), method="lower"))
 
 
-def _fit(
+def _fit_trees(
     bin_numbers: Ints, labels: object, row_weights: object, thresholds_by_feature: list[Floats]
 ) -> Any:
     """Fit a model on the bin numbers `bin_numbers`, convert its thresholds to feature values in
@@ -247,7 +249,7 @@ def _fit(
     return model
 
 
-def _export(model: Any) -> Trees:
+def _export_trees(model: Any) -> Trees:
     """Convert a fitted model of scikit-learn to arrays; smaller trees are padded to the size of the
     largest tree."""
     tree_node_arrays = [tree_predictor.nodes for [tree_predictor] in model._predictors]

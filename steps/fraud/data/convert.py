@@ -103,7 +103,7 @@ def to_instants(column: pl.Series, time_format: str) -> pl.Series | None:
     if not time_format and (stripped_text.str.contains(ISO_PATTERN).sum() or 0) < half_count:
         time_format = _detect_format(stripped_text)
     if time_format:
-        return _parse(stripped_text, time_format)
+        return _parse_times(stripped_text, time_format)
 
     # parse only ISO 8601, because polars would guess the order of day and month in 01/02/2024
     iso_text = stripped_text.set(~stripped_text.str.contains(ISO_PATTERN), None)
@@ -142,10 +142,10 @@ def _detect_format(time_texts: pl.Series) -> str:
     likely_formats = [
         format_name
         for format_name in FORMATS
-        if 2 * _parse(sampled_texts, format_name).count() > len(sampled_texts)
+        if 2 * _parse_times(sampled_texts, format_name).count() > len(sampled_texts)
     ]
     parsed_counts = {
-        format_name: _parse(time_texts, format_name).count() for format_name in likely_formats
+        format_name: _parse_times(time_texts, format_name).count() for format_name in likely_formats
     }
 
     best_formats = [
@@ -165,7 +165,7 @@ def _detect_format(time_texts: pl.Series) -> str:
     return ""
 
 
-def _parse(time_texts: pl.Series, time_format: str) -> pl.Series:
+def _parse_times(time_texts: pl.Series, time_format: str) -> pl.Series:
     try:
         if "%H" in time_format:
             return time_texts.str.to_datetime(time_format, time_unit="us", strict=False).dt.epoch(

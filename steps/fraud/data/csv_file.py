@@ -27,7 +27,7 @@ def read_csv(csv_path: Path, text_settings: Text, column_settings: Columns) -> p
 
     Raises DataError, and PolarsError or OSError if the file is not CSV.
     """
-    file_text = _decode(csv_path, text_settings.encoding).replace("\r\n", "\n")
+    file_text = _decode_csv(csv_path, text_settings.encoding).replace("\r\n", "\n")
     line_table = pl.DataFrame({RAGGED: file_text.split("\n")}).with_row_index(LINE_NUMBER, 1)
 
     line_table = line_table.filter(pl.col(RAGGED).str.strip_chars() != "")
@@ -68,7 +68,7 @@ def read_csv(csv_path: Path, text_settings: Text, column_settings: Columns) -> p
     return all_rows.sort(LINE_NUMBER).with_columns(pl.lit(csv_path.name).alias(FILE))
 
 
-def _decode(csv_path: Path, encoding: str) -> str:
+def _decode_csv(csv_path: Path, encoding: str) -> str:
     file_bytes = csv_path.read_bytes()
     if csv_path.name.lower().endswith(".gz"):
         file_bytes = gzip.decompress(file_bytes)

@@ -119,15 +119,15 @@ def card_features(
     )
 
     if row_indices is None:
-        return features_by_name | _habits(transactions.card, amounts)
+        return features_by_name | _compute_habits(transactions.card, amounts)
 
     return {
         feature_name: feature_values[row_indices]
         for feature_name, feature_values in features_by_name.items()
-    } | _habits_at(row_indices, first_timeline_index, amounts)
+    } | _compute_habits_of_rows(row_indices, first_timeline_index, amounts)
 
 
-def _habits(card_ids: Ints, amounts: NDArray[np.float64]) -> dict[str, Column]:
+def _compute_habits(card_ids: Ints, amounts: NDArray[np.float64]) -> dict[str, Column]:
     """Compute the features that compare the amount, and the highest recent amounts of the card,
     with the median of the card's recent amounts."""
     amount_column = pl.col("amount")
@@ -143,11 +143,11 @@ def _habits(card_ids: Ints, amounts: NDArray[np.float64]) -> dict[str, Column]:
     return _compare_amounts(amounts, *(feature_series.to_numpy() for feature_series in habit_table))
 
 
-def _habits_at(
+def _compute_habits_of_rows(
     row_indices: Ints, first_card_indices: Ints, amounts: NDArray[np.float64]
 ) -> dict[str, Column]:
-    """Compute the features of `_habits` for a few rows, as servers do. For few rows, this function
-    is faster than a polars query."""
+    """Compute the features of `_compute_habits` for a few rows, as servers do. For few rows, this
+    function is faster than a polars query."""
     recent_row_indices = row_indices[:, None] - np.arange(HABIT_ROWS)  # newest first
     is_same_card = recent_row_indices >= first_card_indices[row_indices, None]
     recent_amounts = np.where(is_same_card, amounts[recent_row_indices.clip(0)], np.inf)

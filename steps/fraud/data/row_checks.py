@@ -55,7 +55,7 @@ def check(
     has the wrong type.
     """
     tomorrow_microseconds = int((time.time() if now_seconds is None else now_seconds) * 1e6) + DAY
-    converted_rows = _convert(raw_rows, column_settings, text_settings or Text())
+    converted_rows = _convert_columns(raw_rows, column_settings, text_settings or Text())
 
     if RAGGED in raw_rows.columns:
         is_ragged = raw_rows[RAGGED].is_not_null()
@@ -109,7 +109,7 @@ def check(
     rejected_rows = (
         raw_rows.with_columns(reason=reject_reasons).with_row_index("row").filter(~is_valid)
     )
-    checked_rows = _sort(
+    checked_rows = _sort_rows(
         converted_rows if is_valid.all() else converted_rows.filter(is_valid), rejected_rows
     )
     _reject_too_many(checked_rows, len(raw_rows), column_settings, max_bad_share)
@@ -117,7 +117,9 @@ def check(
     return checked_rows
 
 
-def _convert(raw_rows: pl.DataFrame, column_settings: Columns, text_settings: Text) -> pl.DataFrame:
+def _convert_columns(
+    raw_rows: pl.DataFrame, column_settings: Columns, text_settings: Text
+) -> pl.DataFrame:
     """Convert the columns to the types of the dataset. Values that cannot be converted become
     null."""
     converters = {
@@ -194,7 +196,7 @@ def _convert_labels(label_column: pl.Series) -> pl.Series | None:
     return labels.set(labels == UNKNOWN, None).set(is_missing.fill_null(True), float(UNKNOWN))
 
 
-def _sort(valid_rows: pl.DataFrame, rejected_rows: pl.DataFrame) -> CheckedRows:
+def _sort_rows(valid_rows: pl.DataFrame, rejected_rows: pl.DataFrame) -> CheckedRows:
     is_ascending = valid_rows.select(
         (pl.col("time").diff() > 0) | ((pl.col("time").diff() == 0) & (pl.col("id").diff() > 0))
     ).to_series()

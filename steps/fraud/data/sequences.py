@@ -49,12 +49,12 @@ class Rows:
         try:
             column_names = ("times", "cards", "labels", "scenarios", "ids")
             columns = [
-                _load_column(self._files(dataset_folder, column_name))
+                _load_column(self._list_column_files(dataset_folder, column_name))
                 for column_name in column_names
             ]
             self.times, self.cards, self.labels, self.scenarios, self.ids = columns
             self.features, self.offsets = _map_features(
-                self._files(dataset_folder, "features"), self.width
+                self._list_column_files(dataset_folder, "features"), self.width
             )
         except (OSError, ValueError) as error:
             raise DataError(
@@ -73,7 +73,7 @@ class Rows:
     def __len__(self) -> int:
         return len(self.times)
 
-    def _files(self, dataset_folder: Path, column_name: str) -> list[Path]:
+    def _list_column_files(self, dataset_folder: Path, column_name: str) -> list[Path]:
         return [
             dataset_folder / "shards" / f"{column_name}-{shard_number:05d}.npy"
             for shard_number in range(len(self.facts.shards))
@@ -123,7 +123,9 @@ class TrainingWindows:
                 " data.test_weeks."
             )
 
-        start_rows, first_counted, after_last_counted = _windows(dataset_rows.first, counted_rows)
+        start_rows, first_counted, after_last_counted = _find_windows(
+            dataset_rows.first, counted_rows
+        )
         # offsets, starts and masks are separate columns, because gathering numbers is several times
         # faster than gathering short rows
         self.offsets = torch.from_numpy(dataset_rows.offsets[start_rows])
@@ -190,7 +192,7 @@ def _interval_masks() -> Tensor:
     ).view(-1, LENGTH)
 
 
-def _windows(first_row_of_card: Ints, counted_rows: Ints) -> tuple[Ints, Ints, Ints]:
+def _find_windows(first_row_of_card: Ints, counted_rows: Ints) -> tuple[Ints, Ints, Ints]:
     """Return (first row, first counted position, position after the last counted position) of each
     window.
 

@@ -73,7 +73,7 @@ def write_dataset(data_settings: Data, dataset_folder: Path) -> Prepared:
     """
     try:
         (dataset_folder / "shards").mkdir()
-        dataset_facts, was_sorted, warnings = _write(data_settings, dataset_folder)
+        dataset_facts, was_sorted, warnings = _write_dataset(data_settings, dataset_folder)
     except (OSError, pl.exceptions.PolarsError) as error:
         raise RekindleError(
             f"{dataset_folder} cannot be written: {error}. It needs about {ROW_BYTES} bytes per"
@@ -107,7 +107,9 @@ def write_dataset(data_settings: Data, dataset_folder: Path) -> Prepared:
     )
 
 
-def _write(data_settings: Data, dataset_folder: Path) -> tuple[dict[str, Any], bool, list[str]]:
+def _write_dataset(
+    data_settings: Data, dataset_folder: Path
+) -> tuple[dict[str, Any], bool, list[str]]:
     """Write all files of the dataset except dataset.json. Return the facts of the dataset, True if
     the source was sorted by time, and warnings about the data."""
     checked_rows = _read_rows(data_settings, dataset_folder)
@@ -172,7 +174,7 @@ def _write_features(
     for piece_number, (piece_rows, feature_table) in enumerate(
         features.tables(selected_rows, data_settings.label_delay_days, data_settings.shard_rows)
     ):
-        np.save(_file(dataset_folder, "features", piece_number), feature_table)
+        np.save(_name_shard_file(dataset_folder, "features", piece_number), feature_table)
         is_usable = (piece_rows.time >= dataset_facts["train_start"]) & (
             piece_rows.time < dataset_facts["train_end"]
         )
@@ -199,7 +201,7 @@ def _write_shards(
     label_sums = np.zeros((2, 3))
 
     for piece_number, piece_rows in enumerate(row_pieces):
-        feature_table = np.load(_file(dataset_folder, "features", piece_number))
+        feature_table = np.load(_name_shard_file(dataset_folder, "features", piece_number))
         is_training_row = piece_rows.time < train_end
         log_odds = fitted_boosting.score(feature_table, piece_rows.card, is_training_row)
         label_sums += sum_labels(piece_rows, log_odds, dataset_facts["train_start"], labels_until)
@@ -214,7 +216,7 @@ def _write_shards(
             piece_rows.id,
         )
         for array_name, shard_array in zip(ARRAYS, shard_arrays, strict=True):
-            np.save(_file(dataset_folder, array_name, piece_number), shard_array)
+            np.save(_name_shard_file(dataset_folder, array_name, piece_number), shard_array)
 
         train_moments.add(feature_table, is_training_row)
         is_needed = serving_state.needed(piece_rows, train_end, delay_days)
@@ -390,5 +392,5 @@ def _to_microseconds(day: date) -> int:
     return int(np.datetime64(day, "us").astype(np.int64))
 
 
-def _file(dataset_folder: Path, array_name: str, shard_number: int) -> Path:
+def _name_shard_file(dataset_folder: Path, array_name: str, shard_number: int) -> Path:
     return dataset_folder / "shards" / f"{array_name}-{shard_number:05d}.npy"

@@ -34,7 +34,7 @@ def read(data_settings: Data, download_folder: Path) -> pl.DataFrame:
         return simulate(parse(data_settings.source))
 
     if parse_s3_address(data_settings.source):
-        path = _download(data_settings.source, download_folder)
+        path = _download_files(data_settings.source, download_folder)
     else:
         path = Path(data_settings.source.removeprefix("file://"))
 
@@ -96,7 +96,7 @@ def _read_csv(csv_file: Path, data_settings: Data) -> pl.DataFrame:
     )
 
 
-def _download(uri: str, download_folder: Path) -> Path:
+def _download_files(uri: str, download_folder: Path) -> Path:
     """Download an object or prefix of an s3:// URI to `download_folder`.
 
     Raises StorageError, and DataError if the URI does not exist.

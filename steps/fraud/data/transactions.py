@@ -138,13 +138,13 @@ def format_day(microseconds: object) -> str:
     return format_instant(microseconds)[:10]
 
 
-def identity(text: str) -> int:
+def identity(id_text: str) -> int:
     """Convert a text id to an integer: its numeric value if it is an integer, otherwise 63 bits of
     its hash."""
     try:
-        numeric_id = int(text)
+        numeric_id = int(id_text)
         if abs(numeric_id) < 1 << 63:
             return numeric_id
     except ValueError:
         numeric_id = 0
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    return int.from_bytes(blake2b(id_text.encode(), digest_size=8).digest(), "big") >> 1

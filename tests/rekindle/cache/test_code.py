@@ -28,7 +28,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def forget() -> None:
     """Clear the hashes that this process keeps, so that it behaves like a new process."""
-    for remembered in (code._compute_digest, code._sha256, code._list_imports, code._source_roots):
+    for remembered in (
+        code._compute_digest,
+        code._hash_file,
+        code._list_imports,
+        code._source_roots,
+    ):
         remembered.cache_clear()
 
 
@@ -436,7 +441,7 @@ def test_a_large_file_is_not_read_at_once(tmp_path: Path) -> None:
     with file.open("wb") as out:
         out.truncate(64 << 20)
     tracemalloc.start()
-    digest = code._sha256(file)
+    digest = code._hash_file(file)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert digest == hashlib.sha256(bytes(64 << 20)).hexdigest()

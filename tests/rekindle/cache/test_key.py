@@ -69,7 +69,7 @@ class World:
     def key(self) -> str:
         for path, text in self.texts.items():
             (self.folder / path).write_text(text)
-        for remembered in (code._compute_digest, code._sha256, code._list_imports):
+        for remembered in (code._compute_digest, code._hash_file, code._list_imports):
             # clear the cached hashes; otherwise this process would keep the hashes of the earlier
             # code
             remembered.cache_clear()

@@ -86,7 +86,7 @@ class Demo:
         (self.folder / name).write_text(CODE[name][0].format(self.versions[name]))
         for function in (
             code._compute_digest,
-            code._sha256,
+            code._hash_file,
             code._list_imports,
             code._source_roots,
         ):

@@ -173,17 +173,21 @@ def test_a_rollback_loses_no_request_and_refuses_impossible_versions(model: Mode
 
         class WaitingObjects(LocalObjects):
             def patch(
-                self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False
+                self,
+                object_kind: str,
+                object_name: str,
+                object_change: dict[str, Any],
+                dry_run: bool = False,
             ) -> None:
                 # this server does not drain requests before it ends
-                if change["spec"] == {"replicas": 0} and not dry_run:
-                    scaled_down.append(name)
+                if object_change["spec"] == {"replicas": 0} and not dry_run:
+                    scaled_down.append(object_name)
                     wait(
                         model.kinds,
                         lambda _: set(seen.latest.values()) == {"1"},
                         name=f"{model.name}-2",
                     )
-                super().patch(kind, name, change, dry_run)
+                super().patch(object_kind, object_name, object_change, dry_run)
 
         result = model.roll_back(objects=WaitingObjects(model.cluster))
         assert result == {
@@ -234,11 +238,15 @@ def test_a_rollback_whose_pods_are_stopped_by_a_newer_release_ends_at_once(model
         releases."""
 
         def patch(
-            self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False
+            self,
+            object_kind: str,
+            object_name: str,
+            object_change: dict[str, Any],
+            dry_run: bool = False,
         ) -> None:
-            super().patch(kind, name, change, dry_run)
-            if kind == "Deployment" and not dry_run:
-                super().patch(kind, name, {"spec": {"replicas": 0}})
+            super().patch(object_kind, object_name, object_change, dry_run)
+            if object_kind == "Deployment" and not dry_run:
+                super().patch(object_kind, object_name, {"spec": {"replicas": 0}})
 
     with pytest.raises(
         RekindleError, match=r"newer release, .* has stopped the pods of .* is cancelled"
@@ -262,11 +270,15 @@ def test_a_rollback_starts_as_many_servers_as_the_current_version_has(
 
     class Quota(LocalObjects):
         def patch(
-            self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False
+            self,
+            object_kind: str,
+            object_name: str,
+            object_change: dict[str, Any],
+            dry_run: bool = False,
         ) -> None:
-            if kind == "Deployment" and not dry_run:
-                change["spec"]["replicas"] = min(change["spec"]["replicas"], quota)
-            super().patch(kind, name, change, dry_run)
+            if object_kind == "Deployment" and not dry_run:
+                object_change["spec"]["replicas"] = min(object_change["spec"]["replicas"], quota)
+            super().patch(object_kind, object_name, object_change, dry_run)
 
     assert (
         model.roll_back(seconds=5 if quota == 1 else 60, objects=Quota(model.cluster))["version"]
@@ -323,10 +335,14 @@ def test_a_rollback_that_a_promotion_overrides_after_its_switch_says_that_its_po
         """Let a newer release be promoted, to which the traffic is not switched yet."""
 
         def patch(
-            self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False
+            self,
+            object_kind: str,
+            object_name: str,
+            object_change: dict[str, Any],
+            dry_run: bool = False,
         ) -> None:
-            super().patch(kind, name, change, dry_run)
-            if kind == "Service" and not dry_run:
+            super().patch(object_kind, object_name, object_change, dry_run)
+            if object_kind == "Service" and not dry_run:
                 third_version = tracking.register_version(
                     model.name, "releases/c/", "s3://b/c", "cd" * 32, "", {}
                 ).version
@@ -433,11 +449,15 @@ def test_a_release_during_an_unfinished_rollback_keeps_the_traffic(model: Model)
 
     class UnreachableObjects(LocalObjects):
         def patch(
-            self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False
+            self,
+            object_kind: str,
+            object_name: str,
+            object_change: dict[str, Any],
+            dry_run: bool = False,
         ) -> None:
-            if kind == "Service" and not dry_run:
+            if object_kind == "Service" and not dry_run:
                 raise RekindleError("the cluster does not answer.")
-            super().patch(kind, name, change, dry_run)
+            super().patch(object_kind, object_name, object_change, dry_run)
 
     with pytest.raises(RekindleError, match=r"finish it with `rekindle rollback .*`"):
         model.roll_back(objects=UnreachableObjects(model.cluster))
@@ -461,11 +481,15 @@ def test_a_slow_rollback_checks_the_champion_before_it_patches_the_service(model
         released = ""
 
         def patch(
-            self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False
+            self,
+            object_kind: str,
+            object_name: str,
+            object_change: dict[str, Any],
+            dry_run: bool = False,
         ) -> None:
-            if kind == "Service" and not dry_run and not self.released:
+            if object_kind == "Service" and not dry_run and not self.released:
                 self.released = model.release()
-            super().patch(kind, name, change, dry_run)
+            super().patch(object_kind, object_name, object_change, dry_run)
 
     with pytest.raises(
         ChampionChangedError, match=r"version 3 of .* became the champion after version 1"
@@ -482,11 +506,17 @@ class InterruptedObjects(LocalObjects):
 
     before_stop: Callable[[], Any] = staticmethod(lambda: None)
 
-    def patch(self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False) -> None:
-        if kind == "Deployment" and not dry_run and change["spec"]["replicas"] == 0:
+    def patch(
+        self,
+        object_kind: str,
+        object_name: str,
+        object_change: dict[str, Any],
+        dry_run: bool = False,
+    ) -> None:
+        if object_kind == "Deployment" and not dry_run and object_change["spec"]["replicas"] == 0:
             self.before_stop()
-        super().patch(kind, name, change, dry_run)
-        if kind == "Deployment" and not dry_run and change["spec"]["replicas"]:
+        super().patch(object_kind, object_name, object_change, dry_run)
+        if object_kind == "Deployment" and not dry_run and object_change["spec"]["replicas"]:
             raise KeyboardInterrupt
 
 
@@ -514,18 +544,22 @@ def test_a_slow_rollback_stops_no_pods_of_the_current_version(model: Model) -> N
         slept = False
 
         def patch(
-            self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False
+            self,
+            object_kind: str,
+            object_name: str,
+            object_change: dict[str, Any],
+            dry_run: bool = False,
         ) -> None:
             if (
-                kind == "Deployment"
+                object_kind == "Deployment"
                 and not dry_run
-                and change["spec"]["replicas"] == 0
+                and object_change["spec"]["replicas"] == 0
                 and not self.slept
             ):
                 self.slept = True
                 model.release()
                 model.roll_back("2")
-            super().patch(kind, name, change, dry_run)
+            super().patch(object_kind, object_name, object_change, dry_run)
 
     with pytest.raises(ChampionChangedError, match=r"version 2 of .* keeps the traffic"):
         model.roll_back(objects=SlowObjects(model.cluster))
@@ -540,11 +574,15 @@ def test_a_rollback_whose_deployment_was_deleted_can_choose_another_version(mode
 
     class UnreachableObjects(LocalObjects):
         def patch(
-            self, kind: str, name: str, change: dict[str, Any], dry_run: bool = False
+            self,
+            object_kind: str,
+            object_name: str,
+            object_change: dict[str, Any],
+            dry_run: bool = False,
         ) -> None:
-            if kind == "Service" and not dry_run:
+            if object_kind == "Service" and not dry_run:
                 raise RekindleError("the cluster does not answer.")
-            super().patch(kind, name, change, dry_run)
+            super().patch(object_kind, object_name, object_change, dry_run)
 
     with pytest.raises(RekindleError, match="is unfinished"):
         model.roll_back("1", objects=UnreachableObjects(model.cluster))

@@ -326,7 +326,7 @@ def test_a_change_of_code_that_the_workload_imports_is_released(
     monkeypatch.setenv("REKINDLE_PATH", str(tmp_path))
 
     def digests() -> list[str]:
-        for function in (code._sha256, code._list_imports):
+        for function in (code._hash_file, code._list_imports):
             # each run has its own process
             function.cache_clear()
         names = ("serving_own", "serving_pack")

@@ -129,7 +129,7 @@ def add_module(weeks: Weeks, suffix: str, text: str) -> str:
 
 def forget_code() -> None:
     """Clear the cached digests of files, because each real run is a process of its own."""
-    for function in (code._compute_digest, code._sha256, code._list_imports):
+    for function in (code._compute_digest, code._hash_file, code._list_imports):
         function.cache_clear()
 
 

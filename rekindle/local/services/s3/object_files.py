@@ -146,9 +146,9 @@ class ObjectFiles:
                 raise S3Error(500, "InternalError", f"{temporary_path} cannot be read back.")
 
             with self.lock:
-                sorted_keys, metadata_by_key = self._bucket(bucket_name)
+                sorted_keys, metadata_by_key = self._get_bucket(bucket_name)
                 check_current(metadata_by_key.get(object_key))
-                os.replace(temporary_path, self._path(bucket_name, object_key))
+                os.replace(temporary_path, self._make_object_path(bucket_name, object_key))
 
                 if object_key not in metadata_by_key:
                     bisect.insort(sorted_keys, object_key, key=str.encode)
@@ -164,7 +164,7 @@ class ObjectFiles:
         metadata."""
         self.find(bucket_name, object_key)
         try:
-            object_file = open(self._path(bucket_name, object_key), "rb", buffering=0)  # noqa: SIM115 - the caller closes it
+            object_file = open(self._make_object_path(bucket_name, object_key), "rb", buffering=0)  # noqa: SIM115 - the caller closes it
             return object_file, read_file_metadata(object_file, object_key)
         except (FileNotFoundError, ValueError):
             raise S3Error(
@@ -174,15 +174,15 @@ class ObjectFiles:
     def find(self, bucket_name: str, object_key: str) -> ObjectMetadata | None:
         """Return the metadata of an object, or None. Raises S3Error for an unknown bucket."""
         with self.lock:
-            return self._bucket(bucket_name)[1].get(object_key)
+            return self._get_bucket(bucket_name)[1].get(object_key)
 
     def delete(self, bucket_name: str, object_key: str, check_current: WriteCheck) -> None:
         """Remove an object, if it exists, unless `check_current` raises for its metadata."""
         with self.lock:
-            sorted_keys, metadata_by_key = self._bucket(bucket_name)
+            sorted_keys, metadata_by_key = self._get_bucket(bucket_name)
             check_current(metadata_by_key.get(object_key))
             if object_key in metadata_by_key:
-                self._path(bucket_name, object_key).unlink(missing_ok=True)
+                self._make_object_path(bucket_name, object_key).unlink(missing_ok=True)
                 sorted_keys.pop(
                     bisect.bisect_left(sorted_keys, object_key.encode(), key=str.encode)
                 )
@@ -201,7 +201,7 @@ class ObjectFiles:
         listing_page = ListingPage([], [])
 
         with self.lock:
-            sorted_keys, metadata_by_key = self._bucket(bucket_name)
+            sorted_keys, metadata_by_key = self._get_bucket(bucket_name)
             key_index = max(
                 bisect.bisect_left(sorted_keys, key_prefix.encode(), key=str.encode),
                 _find_index_after(sorted_keys, after_position),
@@ -233,14 +233,14 @@ class ObjectFiles:
 
         return listing_page
 
-    def _bucket(self, bucket_name: str) -> tuple[list[str], dict[str, ObjectMetadata]]:
+    def _get_bucket(self, bucket_name: str) -> tuple[list[str], dict[str, ObjectMetadata]]:
         if bucket_name not in self.index:
             raise S3Error(
                 404, "NoSuchBucket", f'The bucket "{bucket_name}" does not exist. Create it first.'
             )
         return self.keys[bucket_name], self.index[bucket_name]
 
-    def _path(self, bucket_name: str, object_key: str) -> Path:
+    def _make_object_path(self, bucket_name: str, object_key: str) -> Path:
         return self.buckets / bucket_name / make_file_name(object_key)
 
 

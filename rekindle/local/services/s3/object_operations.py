@@ -70,8 +70,8 @@ def format_iso_time(seconds: float) -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime(seconds))
 
 
-def format_boolean(value: object) -> str:
-    if value:
+def format_boolean(flag_value: object) -> str:
+    if flag_value:
         return "true"
     return "false"
 

@@ -108,7 +108,7 @@ class Uploads:
             checksum=checksum_algorithm,
         )
 
-        upload_folder = self._folder(upload)
+        upload_folder = self._make_upload_folder(upload)
         upload_folder.mkdir()
         (upload_folder / "new").write_text(to_json(upload_record.model_dump()))
         os.replace(upload_folder / "new", upload_folder / RECORD_FILE)
@@ -143,7 +143,7 @@ class Uploads:
 
     def parts(self, upload: Upload) -> Iterator[tuple[int, ObjectMetadata]]:
         """Yield number and metadata of the parts of an upload, by number."""
-        for part_path in sorted(self._folder(upload).glob("[0-9]" * 5)):
+        for part_path in sorted(self._make_upload_folder(upload).glob("[0-9]" * 5)):
             metadata = read_metadata(part_path)
             if metadata:
                 yield int(part_path.name), metadata
@@ -194,8 +194,8 @@ class Uploads:
         """End a multipart upload, and delete its files."""
         # remove the record first, because an upload without a record does not exist, even if
         # another request is adding a part
-        (self._folder(upload) / RECORD_FILE).unlink(missing_ok=True)
-        shutil.rmtree(self._folder(upload), ignore_errors=True)
+        (self._make_upload_folder(upload) / RECORD_FILE).unlink(missing_ok=True)
+        shutil.rmtree(self._make_upload_folder(upload), ignore_errors=True)
 
     def remove_expired_uploads(self) -> None:
         """Remove the uploads that were started more than a week ago."""
@@ -218,13 +218,17 @@ class Uploads:
             ) from None
 
         stored_values = {"ETag": metadata["etag"], **metadata["headers"]}
-        for name, declared_value in {"ETag": listed_part.etag, **listed_part.checksums}.items():
-            if stored_values.get(name) != declared_value:
+        for part_name, declared_value in {
+            "ETag": listed_part.etag,
+            **listed_part.checksums,
+        }.items():
+            if stored_values.get(part_name) != declared_value:
                 part_file.close()
                 raise S3Error(
                     400,
                     "InvalidPart",
-                    f"the {name} of part {listed_part.number} is {stored_values.get(name)}, not"
+                    f"the {part_name} of part {listed_part.number} is"
+                    f" {stored_values.get(part_name)}, not"
                     f" {declared_value}.",
                 )
 
@@ -253,11 +257,11 @@ class Uploads:
             upload_record.checksum,
         )
 
-    def _folder(self, upload: Upload) -> Path:
+    def _make_upload_folder(self, upload: Upload) -> Path:
         return self.folder / upload.id
 
     def _part_path(self, upload: Upload, part_number: int) -> Path:
-        return self._folder(upload) / f"{part_number:05d}"
+        return self._make_upload_folder(upload) / f"{part_number:05d}"
 
 
 def _read_change_time(folder: Path) -> float:

@@ -135,12 +135,13 @@ def check_object_key(object_key: str) -> None:
             raise _make_invalid_uri_error('the parts ".." of the key lead out of the bucket')
 
 
-def parse_copy_source(text: str) -> tuple[str, str]:
+def parse_copy_source(source_text: str) -> tuple[str, str]:
     """Return bucket and key of the value of x-amz-copy-source."""
-    source_match = COPY_SOURCE_PATTERN.fullmatch(text)
-    if not source_match or not COPY_SOURCE_TEXT_PATTERN.fullmatch(text):
+    source_match = COPY_SOURCE_PATTERN.fullmatch(source_text)
+    if not source_match or not COPY_SOURCE_TEXT_PATTERN.fullmatch(source_text):
         error_message = (
-            f"x-amz-copy-source is {text[:100]!r}: it must be BUCKET/KEY, with escapes (%XX)."
+            f"x-amz-copy-source is {source_text[:100]!r}: it must be BUCKET/KEY, with escapes"
+            " (%XX)."
         )
         raise S3Error(400, "InvalidArgument", error_message)
 
@@ -155,22 +156,23 @@ def parse_copy_source(text: str) -> tuple[str, str]:
     return source_bucket, source_key
 
 
-def parse_integer(field_name: str, text: str, maximum: int = MAX_COUNT) -> int:
+def parse_integer(field_name: str, integer_text: str, maximum: int = MAX_COUNT) -> int:
     """Parse a parameter or header as a number from 0 to `maximum`."""
-    if not re.fullmatch(r"[0-9]{1,19}", text) or int(text) > maximum:
+    if not re.fullmatch(r"[0-9]{1,19}", integer_text) or int(integer_text) > maximum:
         raise S3Error(
             400,
             "InvalidArgument",
-            f"{field_name} is {text[:40]!r}: it must be an integer between 0 and {maximum}.",
+            f"{field_name} is {integer_text[:40]!r}: it must be an integer between 0 and"
+            f" {maximum}.",
         )
-    return int(text)
+    return int(integer_text)
 
 
-def parse_part_number(text: str) -> int:
-    if not re.fullmatch(r"[0-9]{1,19}", text) or not 1 <= int(text) <= MAX_PARTS:
+def parse_part_number(number_text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,19}", number_text) or not 1 <= int(number_text) <= MAX_PARTS:
         error_message = f"Part number must be an integer between 1 and {MAX_PARTS}, inclusive"
         raise S3Error(400, "InvalidArgument", error_message)
-    return int(text)
+    return int(number_text)
 
 
 def parse_range(range_header: str, object_bytes: int) -> tuple[int, int] | None:

@@ -71,10 +71,10 @@ class CheckpointSignal:
                 " after the next checkpoint."
             )
 
-    def _report(self, text: str) -> None:
+    def _report(self, problem_text: str) -> None:
         if not self._has_reported:
             self._has_reported = True
-            write_stderr(text)
+            write_stderr(problem_text)
 
     def _annotate(self, checkpoint_time_s: float) -> None:
         namespace = self.api.read_namespace()

@@ -135,7 +135,7 @@ class OnDemandWorkers:
             self._report(f"the on-demand workers could not be scaled ({error!r}). Trying again.")
         return None
 
-    def _report(self, text: str) -> None:
+    def _report(self, problem_text: str) -> None:
         if not self.has_reported:
             self.has_reported = True
-            write_stderr(text)
+            write_stderr(problem_text)
