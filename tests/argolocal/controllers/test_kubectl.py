@@ -453,7 +453,7 @@ def test_a_patch_that_is_a_list_fails_with_a_sentence_unless_it_is_a_json_patch_
         "flags": flags,
         "manifest": json.dumps([{"op": "remove", "path": "/data/a"}]),
     }
-    status = execute(make_workflow(create, patch), {}, cluster)
+    status = execute_manifest(make_workflow(create, patch), {}, cluster)
     if strategy == "json" and flags:
         assert status["phase"] == "Succeeded", status
         return
