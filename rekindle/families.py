@@ -137,8 +137,7 @@ def check_families(workload_name: str, workload_module: Any) -> None:
     if hasattr(workload_module, "model") and hasattr(workload_module, "families"):
         raise ConfigError(
             f'workload "{workload_name}" defines both model and families: it must define one of'
-            " them (see"
-            " docs/your-own-model.md)."
+            " them (see docs/your-own-model.md)."
         )
 
     family_by_name = get_families(workload_module)
@@ -160,8 +159,7 @@ def check_families(workload_name: str, workload_module: Any) -> None:
         if key and not isinstance(family, Fitted) and not callable(family):
             raise ConfigError(
                 f'workload "{workload_name}": families["{key}"] is {family!r:.100}: it must be a'
-                " function"
-                " (section, facts) that returns a torch.nn.Module, or a rekindle.Fitted."
+                " function (section, facts) that returns a torch.nn.Module, or a rekindle.Fitted."
             )
 
     if not isinstance(selection_metric, Metric):

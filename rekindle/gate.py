@@ -46,9 +46,9 @@ class Metric:
                 f'Metric("{self.name}"): better is {self.better!r}: it must be "higher" or "lower".'
             )
 
-    def text(self, metric_value: float) -> str:
+    def text(self, value: float) -> str:
         """Format a value of this metric with its name and unit, for example `rmse 0.1234 kWh`."""
-        return f"{self.name} {metric_value:.{self.digits}f}{self.unit and ' ' + self.unit}"
+        return f"{self.name} {value:.{self.digits}f}{self.unit and ' ' + self.unit}"
 
     def gain(self, change: float) -> float:
         """Return a change of this metric with the sign chosen so that positive means better."""

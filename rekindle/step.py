@@ -345,8 +345,7 @@ def format_output(output_name: str, output_value: object) -> str:
     except ValueError as error:
         raise DataError(
             f"the output {output_name} is {shorten(ascii(output_text))}: {error}. Change the text,"
-            " or return it"
-            " as an artifact or in a list, which is passed as JSON."
+            " or return it as an artifact or in a list, which is passed as JSON."
         ) from None
 
 

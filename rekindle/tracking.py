@@ -338,15 +338,11 @@ def log_metrics(run_id: str, metric_points: Iterable[tuple[str, float, int]]) ->
 
 
 def log_dataset(
-    run_id: str,
-    dataset_name: str,
-    dataset_digest: str,
-    data_source: str,
-    row_counts: Mapping[str, int],
+    run_id: str, name: str, dataset_digest: str, data_source: str, row_counts: Mapping[str, int]
 ) -> None:
     """Log the training dataset of a run."""
     dataset_record = {
-        "name": dataset_name,
+        "name": name,
         "digest": dataset_digest[:MAX_DIGEST_LENGTH],
         "source_type": split_address(data_source).scheme or "local",
         "source": to_json({"uri": data_source}),
@@ -424,8 +420,7 @@ def finish(run_id: str, run_status: str) -> None:
 
 
 def champion(model_name: str) -> Release | None:
-    """Return the served version of `model_name` (alias `champion`), or None before the first
-    release."""
+    """Return the served version of a model (alias `champion`), or None before the first release."""
     model_answer = _get_or_none("registered-models/get", mlflow_api.ModelAnswer, name=model_name)
     model_aliases = model_answer.registered_model.aliases if model_answer else []
     champion_versions = [
@@ -466,8 +461,7 @@ def require_champion(model_name: str) -> Release:
         return champion_release
     raise ConfigError(
         f'the model "{model_name}" does not have a champion: release a version first, or correct'
-        " the"
-        " name."
+        " the name."
     )
 
 
@@ -516,9 +510,8 @@ def register_version(
         first_version = next(
             iter(_find_registered_versions(model_name, model_uri, source)), created_version
         )
-        if first_version.version == version_number and _confirm_first_version(
-            model_name, version_number
-        ):
+        is_first = first_version.version == version_number
+        if is_first and _confirm_first_version(model_name, version_number):
             _set_alias(model_name, CANDIDATE, version_number)
             return _make_release(created_version)
 
@@ -532,9 +525,8 @@ def remove_duplicates(model_name: str, model_uri: str, source: str, version_numb
     for registered_version in _find_registered_versions(model_name, model_uri, source):
         is_later = int(registered_version.version) > int(version_number)
         if is_later and UNCONFIRMED in registered_version.tags:
-            _delete(
-                "model-versions/delete", {"name": model_name, "version": registered_version.version}
-            )
+            version_key = {"name": model_name, "version": registered_version.version}
+            _delete("model-versions/delete", version_key)
 
 
 def _confirm_first_version(model_name: str, version_number: str) -> bool:
@@ -590,10 +582,8 @@ def record_deployment(model_name: str, version: str, deployment_name: str) -> No
 
 def tag_version(model_name: str, version: str, tag_key: str, tag_value: str) -> None:
     """Set a tag of a model version."""
-    _post(
-        "model-versions/set-tag",
-        {"name": model_name, "version": version, "key": tag_key, "value": tag_value},
-    )
+    tag_request = {"name": model_name, "version": version, "key": tag_key, "value": tag_value}
+    _post("model-versions/set-tag", tag_request)
 
 
 def promoted_releases(model_name: str) -> list[Release]:
@@ -692,11 +682,10 @@ def _search_runs(
     return []
 
 
-def _find_experiment_ids(experiment_name: str) -> list[str]:
-    """Return a list with the id of the experiment `experiment_name`; [] if the experiment does not
-    exist."""
+def _find_experiment_ids(name: str) -> list[str]:
+    """Return a list with the id of the experiment `name`; [] if the experiment does not exist."""
     experiment_answer = _get_or_none(
-        "experiments/get-by-name", mlflow_api.ExperimentAnswer, experiment_name=experiment_name
+        "experiments/get-by-name", mlflow_api.ExperimentAnswer, experiment_name=name
     )
     if experiment_answer:
         return [experiment_answer.experiment.experiment_id]
@@ -722,21 +711,18 @@ def _get_or_none(path: str, answer_type: type[A], **query_parameters: str) -> A 
         return None
 
 
-def _get_or_create_experiment(experiment_name: str) -> str:
-    """Return the id of the experiment `experiment_name`; create the experiment if it does not
+def _get_or_create_experiment(name: str) -> str:
+    """Return the id of the experiment `name`; create the experiment if it does not
     exist. Raises TrackingError if the experiment is deleted."""
-    _create_if_missing(
-        "experiments/create", {"name": experiment_name, "tags": make_pairs(EXPERIMENT_TAGS)}
-    )
+    _create_if_missing("experiments/create", {"name": name, "tags": make_pairs(EXPERIMENT_TAGS)})
     path = "mlflow/experiments/get-by-name"
-    query_parameters = {"experiment_name": experiment_name}
+    query_parameters = {"experiment_name": name}
     experiment = _request(
         "GET", path, mlflow_api.ExperimentAnswer, params=query_parameters
     ).experiment
     if experiment.lifecycle_stage == "deleted":
         raise TrackingError(
-            f'the experiment "{experiment_name}" is deleted in MLflow, but keeps its name. Restore'
-            " it (mlflow"
+            f'the experiment "{name}" is deleted in MLflow, but keeps its name. Restore it (mlflow'
             f" experiments restore -x {experiment.experiment_id}), or choose another name."
         )
     return experiment.experiment_id

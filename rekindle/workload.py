@@ -349,8 +349,7 @@ def _check_metrics(workload_name: str, metrics: object) -> None:
     if not metric_names or len(set(metric_names)) != len(metric_names):
         raise ConfigError(
             f'workload "{workload_name}": metrics has the names {metric_names}: define metrics,'
-            " with unique"
-            " names."
+            " with unique names."
         )
 
     for workload_metric in metrics:
@@ -399,9 +398,8 @@ def _list_required_names(workload_name: str, workload_module: object) -> tuple[s
     if has_other_names and not families.has_model(workload_module):
         raise ConfigError(
             f'workload "{workload_name}" defines neither model nor families nor load: it must'
-            " define model"
-            " (or families), dataset and loss if Rekindle trains it, or load(path, facts) if a"
-            " program trains it (see docs/your-own-model.md)."
+            " define model (or families), dataset and loss if Rekindle trains it, or load(path,"
+            " facts) if a program trains it (see docs/your-own-model.md)."
         )
     return REQUIRED_NAMES
 
@@ -413,9 +411,8 @@ def check_program(workload_name: str) -> None:
     if not hasattr(workload_module, LOAD_FUNCTION):
         raise ConfigError(
             f'workload "{workload_name}" does not define load(path, facts), but the config has a'
-            " section"
-            " `program`: define load, which returns the model from the result of the program, or"
-            " remove the section."
+            " section `program`: define load, which returns the model from the result of the"
+            " program, or remove the section."
         )
 
 
@@ -488,8 +485,7 @@ def _check_arguments(
     if not callable(workload_function):
         raise ConfigError(
             f'workload "{workload_name}": {function_name} is {workload_function!r:.100}: it must'
-            " be a"
-            " function."
+            " be a function."
         )
 
     try:

@@ -77,8 +77,8 @@ class Condition:
     """A condition on outputs, for the option `when`. `&`, `|` and `~` combine conditions; write
     each condition in parentheses."""
 
-    def __init__(self, condition_text: str) -> None:
-        self.text = condition_text
+    def __init__(self, text: str) -> None:
+        self.text = text
 
     def __str__(self) -> str:
         return f"{{{{={self.text}}}}}"

@@ -95,8 +95,7 @@ class ArgoServer:
         if object_fault:
             raise RekindleError(
                 f"{self.url} answered with the malformed run {workflow_name}: {object_fault}."
-                " Delete the"
-                " run, or correct it."
+                " Delete the run, or correct it."
             )
         return workflow_object
 

@@ -172,8 +172,7 @@ def _reject_changed_files(
             raise DataError(
                 f"{dataset_address}/{file_name} has {size_bytes:,} bytes, and {recorded_size:,} in"
                 f" {FILE_LIST} (sha256 {recorded_files[file_name].sha256}): it was changed after"
-                " the"
-                f" dataset was prepared. {REMEDY}"
+                f" the dataset was prepared. {REMEDY}"
             )
 
     content_hashes = hashes.compute_sha256s(files_by_name.values())
@@ -181,8 +180,8 @@ def _reject_changed_files(
         if sha256 != recorded_files[file_name].sha256:
             raise DataError(
                 f"{dataset_address}/{file_name} has the sha256 {sha256}, and"
-                f" {recorded_files[file_name].sha256} in"
-                f" {FILE_LIST}: it was changed after the dataset was prepared. {REMEDY}"
+                f" {recorded_files[file_name].sha256} in {FILE_LIST}: it was changed after the"
+                f" dataset was prepared. {REMEDY}"
             )
 
 

@@ -117,8 +117,7 @@ def read_verified_files(
         if actual_sha256 != sha256_by_name[file_name]:
             raise DataError(
                 f"{store.uri(key)}/{file_name} changed since the release (sha256 {actual_sha256},"
-                " and"
-                f" {sha256_by_name[file_name]} in {RELEASE_RECORD}). {REMEDY}"
+                f" and {sha256_by_name[file_name]} in {RELEASE_RECORD}). {REMEDY}"
             )
 
     return content_by_name

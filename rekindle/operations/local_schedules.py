@@ -71,8 +71,7 @@ def find_schedule(cluster: LocalCluster, schedule_name: str) -> Object:
         schedule_names = set(objects.names("CronWorkflow"))
         raise ConfigError(
             f"the schedule {schedule_name} does not exist on this machine: `rekindle schedule"
-            " list` lists"
-            f" all schedules.{suggest_similar(schedule_name, schedule_names)}"
+            f" list` lists all schedules.{suggest_similar(schedule_name, schedule_names)}"
         )
     return cron
 

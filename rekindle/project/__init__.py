@@ -205,8 +205,7 @@ def _import_module(module_name: str, module_kind: str) -> ModuleType:
     if not all(name_part.isidentifier() for name_part in str(module_name).split(".")):
         raise ConfigError(
             f'{module_kind} "{module_name}" cannot be imported: it must be the dotted name of a'
-            " module,"
-            " such as a.b."
+            " module, such as a.b."
         )
 
     sys.path += [folder for folder in search_folders if folder not in sys.path]

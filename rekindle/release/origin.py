@@ -223,15 +223,13 @@ def read(object_store: Store, model_name: str, version: str = "") -> Origin:
     except NotFound as error:
         raise ConfigError(
             f"version {release.version} of {model_name} cannot be reproduced: {error} Versions"
-            " that an"
-            " earlier Rekindle released lack this file: train and release again."
+            " that an earlier Rekindle released lack this file: train and release again."
         ) from error
 
     if not run_file.manifest or not run_file.parameters.get("config"):
         raise ConfigError(
             f"version {release.version} of {model_name} cannot be reproduced: it was not released"
-            " by a"
-            " workflow that `rekindle run` or `rekindle submit` rendered from a config."
+            " by a workflow that `rekindle run` or `rekindle submit` rendered from a config."
         )
 
     return Origin(

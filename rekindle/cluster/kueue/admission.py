@@ -105,8 +105,7 @@ class _Admission:
         except UnreadableConfiguration as error:
             yield AdmissionFinding(
                 f"whether Kueue manages {_join_names([f'{kind}s' for kind in kinds])} is unknown,"
-                " because"
-                f" {error}; a job that it does not manage runs without a queue",
+                f" because {error}; a job that it does not manage runs without a queue",
                 is_fatal=False,
             )
             return
@@ -306,9 +305,8 @@ class _Admission:
         for uncovered_names, uncovered_jobs in jobs_by_names.items():
             yield AdmissionFinding(
                 f"the requests of {_join_jobs(uncovered_jobs)} include"
-                f" {_join_names(uncovered_names)},"
-                f" but the ClusterQueue {queue_name} has a quota only of"
-                f" {_join_names(covered_names) or 'nothing'}",
+                f" {_join_names(uncovered_names)}, but the ClusterQueue {queue_name} has a quota"
+                f" only of {_join_names(covered_names) or 'nothing'}",
                 f"have a quota of {_join_names(uncovered_names)} added to it, or the resource to"
                 " resources.excludeResourcePrefixes of Kueue's configuration.",
                 # only Kueue's configuration says whether Kueue ignores the resource

@@ -211,8 +211,7 @@ class FrameConverter:
         if abs(cell_value) > MAX_EXACT_FLOAT:
             raise DataError(
                 f"{location} is {cell_value:.0f}, which has lost digits: a column of large"
-                " integers with"
-                ' a missing value needs the dtype "Int64".'
+                ' integers with a missing value needs the dtype "Int64".'
             )
         return int(cell_value)
 

@@ -123,9 +123,8 @@ class SnapshotSlots:
         except OSError as error:
             self._problem = RekindleError(
                 f"cannot reserve {self._snapshot_bytes >> 20} MiB for a copy of the state"
-                f" ({error}), which"
-                " checkpoints need: raise cluster.pods.train.memory, or the memory limit of this"
-                " process."
+                f" ({error}), which checkpoints need: raise cluster.pods.train.memory, or the"
+                " memory limit of this process."
             )
 
         self.ready.set()

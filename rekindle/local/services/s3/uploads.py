@@ -228,8 +228,7 @@ class Uploads:
                     400,
                     "InvalidPart",
                     f"the {part_name} of part {listed_part.number} is"
-                    f" {stored_values.get(part_name)}, not"
-                    f" {declared_value}.",
+                    f" {stored_values.get(part_name)}, not {declared_value}.",
                 )
 
         return part_file, metadata
