@@ -86,7 +86,7 @@ def test_a_broken_connection_neither_loses_nor_repeats_lines(server: ApiServer, 
     assert out.getvalue().splitlines() == [f"a | line {i}" for i in range(30)]
 
 
-NOT_STARTED = status(400, "BadRequest", 'container "main" is waiting to start: PodInitializing')
+NOT_STARTED = make_status(400, "BadRequest", 'container "main" is waiting to start: PodInitializing')
 
 
 def test_a_container_that_has_not_started_yet_is_read_later(server: ApiServer, out: io.StringIO):
@@ -100,8 +100,8 @@ def test_a_container_that_has_not_started_yet_is_read_later(server: ApiServer, o
 
 
 def test_a_log_that_does_not_exist_any_more_is_not_awaited(server: ApiServer, cluster: Cluster):
-    server.put(WORKFLOWS_AT, workflow("demo", "Succeeded"))
-    server.refuse("GET", "/log", 400, status(400, "BadRequest", "not found"), times=9)
+    server.put(WORKFLOWS_AT, make_workflow("demo", "Succeeded"))
+    server.refuse("GET", "/log", 400, make_status(400, "BadRequest", "not found"), times=9)
     server.put(PODS_AT, make_pod("demo-a-1", "demo.a", state="terminated"))
     out = io.StringIO()
     Logs(cluster, "demo", out).follow()
