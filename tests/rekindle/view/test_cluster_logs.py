@@ -86,7 +86,9 @@ def test_a_broken_connection_neither_loses_nor_repeats_lines(server: ApiServer, 
     assert out.getvalue().splitlines() == [f"a | line {i}" for i in range(30)]
 
 
-NOT_STARTED = make_status(400, "BadRequest", 'container "main" is waiting to start: PodInitializing')
+NOT_STARTED = make_status(
+    400, "BadRequest", 'container "main" is waiting to start: PodInitializing'
+)
 
 
 def test_a_container_that_has_not_started_yet_is_read_later(server: ApiServer, out: io.StringIO):
