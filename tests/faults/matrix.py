@@ -97,7 +97,7 @@ class FaultMatrix:
     def inject(self, fault: Fault) -> None:
         """Inject a fault, and wait until all workers train again."""
         victims = self.stage.find_victims(fault)
-        self._wait_for_all_workers(after=0.0, replaced={})
+        self._wait_for_all_workers(after=0.0, replaced={}, coordinator_count=1)
         pods_before = self.stage.list_pods()
         summary = self._summarize()
         step = self._newest_step(summary)
@@ -105,11 +105,11 @@ class FaultMatrix:
 
         start = time.time()
         fault.inject(self.stage)
+        ended = victims if fault.ends_victims else ()
         self._wait_for_all_workers(
             after=time.time(),
-            replaced={replica: pods_before[replica] for replica in victims}
-            if fault.ends_victims
-            else {},
+            replaced={replica: pods_before[replica] for replica in ended},
+            coordinator_count=len(summary.coordinator_starts) + ended.count(COORDINATOR),
         )
 
         known_incidents = {(each.kind, each.name, each.t) for each in summary.incidents}
@@ -156,9 +156,12 @@ class FaultMatrix:
     def _newest_step(self, summary: LedgerSummary) -> int:
         return summary.points[-1][1] if summary.points else 0
 
-    def _wait_for_all_workers(self, after: float, replaced: Mapping[str, str]) -> None:
+    def _wait_for_all_workers(
+        self, after: float, replaced: Mapping[str, str], coordinator_count: int
+    ) -> None:
         """Wait until a group of all workers has made a step after the time `after`. The processes in
-        `replaced` must have new identities."""
+        `replaced` must have new identities, and the ledger must have the start of this number of
+        coordinators."""
 
         def is_complete() -> bool:
             self.stage.check_running()
@@ -169,6 +172,7 @@ class FaultMatrix:
             group_start, member_count, _ = summary.groups[-1]
             return (
                 member_count == len(WORKERS)
+                and len(summary.coordinator_starts) >= coordinator_count
                 and summary.points[-1][0] > max(after, group_start)
                 and pods.keys() >= {COORDINATOR, *WORKERS}
                 and all(pods[replica] != identity for replica, identity in replaced.items())
