@@ -42,8 +42,8 @@ REASONS: dict[tuple[str, str, str], str] = {
     ): "nccl alone needs it, and no test has a GPU",
     (
         "state_machine.py",
-        "position: tuple[int, int] = (-1, -1)  # (step, group) of the newest error",
-        "position: tuple[int, int] = (-1, -2)  # (step, group) of the newest error",
+        "position: tuple[int, int] = (-1, -1)",
+        "position: tuple[int, int] = (-1, -2)",
     ): "no error is recorded at step -1, so the group beside it is never compared",
     (
         "entries.py",
