@@ -306,11 +306,12 @@ def down(as_json: bool) -> None:
 @click.argument("folder", metavar="HOME", type=NonEmptyPath())
 @make_output_option("text", "json")
 def trust(folder: Path, as_json: bool) -> None:
-    """Trust a home (a folder with runs and services) that your commands did not create.
+    """Trust a home that your commands did not create.
 
-    A home (.argolocal, or ARGOLOCAL_HOME) can start processes on this machine. Commands do not use
-    a home that came with a copied folder, a home that you moved or copied, or a home that an
-    earlier version created. Trust only homes whose content you know.
+    A home is a folder with runs and services (.argolocal, or ARGOLOCAL_HOME), which can start
+    processes on this machine. Commands do not use a home that came with a copied folder, a home
+    that you moved or copied, or a home that an earlier version created. Trust only homes whose
+    content you know.
 
     Example:
       argolocal trust .argolocal

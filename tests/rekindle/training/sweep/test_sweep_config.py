@@ -203,4 +203,8 @@ def test_the_pods_of_trials_have_the_queue_the_grace_period_and_the_notices_of_t
     assert trial.get("schedulerName") == scheduler
     assert json.loads(trial["podSpecPatch"])["terminationGracePeriodSeconds"] == 25
     env = {variable["name"]: variable["value"] for variable in trial["container"]["env"]}
-    assert env == {"REKINDLE_GRACE": "25", "REKINDLE_NOTICE": "azure"}
+    assert env == {
+        "REKINDLE_GRACE": "25",
+        "REKINDLE_NOTICE": "azure",
+        "REKINDLE_CAPACITY": "spot",
+    }
