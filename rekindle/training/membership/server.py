@@ -105,10 +105,8 @@ class Coordinator:
         self.reusable = ReusableModel(run_spec)
         self.has_checked_reuse = False
         self.signal = CheckpointSignal.from_environment()
-        self.signalled_time = (
-            # time of the newest checkpoint that is or will be written to annotations of pods
-            0.0
-        )
+        # time of the newest checkpoint that is or will be written to annotations of pods
+        self.signalled_time = 0.0
         self.is_signalling = False
         self.on_demand = OnDemandWorkers.from_environment(run_spec.min_workers)
         self.is_scaling = False

@@ -362,7 +362,7 @@ class MembershipStateMachine:
 
     def tick(self, now_s: float) -> None:
         """Drop silent and hung workers; log the reason why the training waits. Called at regular
-        intervals. Called periodically."""
+        intervals."""
         for silent_id in [
             worker.id for worker in self.alive_workers.values() if self._is_silent(now_s, worker)
         ]:

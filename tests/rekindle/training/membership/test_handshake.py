@@ -132,10 +132,14 @@ def test_a_silent_connection_is_closed(s3: Store, monkeypatch: pytest.MonkeyPatc
     asyncio.run(scene())
 
 
-def test_many_unverified_connections_do_not_fill_memory_or_block_workers(crew: Crew) -> None:
+def test_many_unverified_connections_do_not_fill_memory_or_block_workers(
+    crew: Crew, s3: Store
+) -> None:
     coordinator = crew.start_coordinator(make_flags("crowd", workers=1))
     address = crew.meeting["MASTER_ADDR"], int(crew.meeting["MASTER_PORT"])
     crew.until(lambda: is_listening(address[1], address[0]))
+    # the coordinator opens the object store some time after its start, which takes memory, too
+    crew.until(lambda: s3.head("crowd/checkpoints/coordinator") is not None)
     process = psutil.Process(coordinator.process.pid)
     sizes = list[int]()
 
@@ -158,7 +162,7 @@ def test_many_unverified_connections_do_not_fill_memory_or_block_workers(crew: C
 
         sizes.append(process.memory_info().rss)
 
-    assert sizes[-1] - sizes[1] < 16 << 20, "the first rounds belong to its start"
+    assert sizes[-1] - sizes[1] < 5 << 20, "the first rounds belong to its start"
     assert coordinator.process.exitcode is None
     assert coordinator.read_log().count("without this run's secret") == 1, (
         "strangers can fill the log"
