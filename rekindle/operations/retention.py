@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -55,6 +55,8 @@ DEFAULT_KEEP_RUNS = 5
 PATH_PATTERN = re.compile(r"(?<![\w.-])[\w.-]+(?:/[\w.-]+)+", re.ASCII)
 # folder in REKINDLE_HOME for run folders that are being deleted
 REMOVED_FOLDER = "removed"
+# returns the RUN/TASK of all artifacts that an address in data.source covers
+SourceLookup = Callable[[str], frozenset[str]]
 
 
 @dataclass
@@ -352,6 +354,7 @@ def _make_local_scope(home_folder: Path) -> RetentionScope:
     # if machines share an object store but have separate MLflow servers, the releases of other
     # machines are unknown on this machine
     retention_scope.removes_releases = is_own_store or not is_own_mlflow
+    find_source_tasks = listing.make_source_lookup(retention_scope.store)
 
     shutil.rmtree(home_folder / REMOVED_FOLDER, ignore_errors=True)
 
@@ -376,7 +379,7 @@ def _make_local_scope(home_folder: Path) -> RetentionScope:
             end_seconds = _find_last_change(home_folder, run_name, run_status)
 
         retention_scope.runs[run_name] = _make_run(
-            retention_scope.store, run_name, workflow, end_seconds, run_status["phase"]
+            find_source_tasks, run_name, workflow, end_seconds, run_status["phase"]
         )
         # runs are listed newest first, so the limits of the newest run are set first
         retention_scope.limits.setdefault(
@@ -400,6 +403,7 @@ def _make_cluster_scope(cluster: Cluster) -> RetentionScope:
     retention_scope = RetentionScope(
         Store.from_env().short_retries(), NamespaceHost(cluster), ClusterObjects(cluster)
     )
+    find_source_tasks = listing.make_source_lookup(retention_scope.store)
     keep_malformed = partial(_keep_malformed_run, retention_scope)
     found_workflows = cluster.list_objects(
         WORKFLOWS, REKINDLE_SELECTOR, on_malformed=keep_malformed
@@ -411,7 +415,7 @@ def _make_cluster_scope(cluster: Cluster) -> RetentionScope:
     for workflow in found_workflows:
         run_name = workflow["metadata"]["name"]
         try:
-            run = _parse_cluster_run(retention_scope.store, run_name, workflow)
+            run = _parse_cluster_run(find_source_tasks, run_name, workflow)
             pipeline_limits = _read_limits(workflow)
         except RekindleError as error:
             write_stderr(f"warning: {run_name} is kept: {error}")
@@ -424,7 +428,9 @@ def _make_cluster_scope(cluster: Cluster) -> RetentionScope:
     return retention_scope
 
 
-def _parse_cluster_run(object_store: Store, run_name: str, workflow: Mapping[str, Any]) -> Run:
+def _parse_cluster_run(
+    find_source_tasks: SourceLookup, run_name: str, workflow: Mapping[str, Any]
+) -> Run:
     """Return the run of a workflow. Raises InvalidDocument."""
     workflow_status = workflow.get("status") or {}
     workflow_phase = workflow_status.get("phase") or "Pending"
@@ -435,7 +441,7 @@ def _parse_cluster_run(object_store: Store, run_name: str, workflow: Mapping[str
         if workflow_phase in COMPLETED_PHASES and finish_time_text
         else None
     )
-    return _make_run(object_store, run_name, workflow, end_seconds, workflow_phase)
+    return _make_run(find_source_tasks, run_name, workflow, end_seconds, workflow_phase)
 
 
 def _keep_malformed_run(retention_scope: RetentionScope, workflow: object) -> None:
@@ -488,7 +494,7 @@ def _find_last_change(home_folder: Path, run_name: str, run_status: Mapping[str,
 
 
 def _make_run(
-    object_store: Store,
+    find_source_tasks: SourceLookup,
     run_name: str,
     workflow: Mapping[str, Any],
     end_seconds: float | None,
@@ -499,8 +505,8 @@ def _make_run(
     # MLflow does not know the data of a run before the end of its step `prepare`
     data_section = _read_config(workflow).get("data")
     data_source = data_section.get("source") if isinstance(data_section, dict) else None
-    used_tasks = frozenset(reused_tasks(workflow).values()) | listing.find_source_tasks(
-        object_store, data_source if isinstance(data_source, str) else ""
+    used_tasks = frozenset(reused_tasks(workflow).values()) | find_source_tasks(
+        data_source if isinstance(data_source, str) else ""
     )
     workflow_uid = str(workflow["metadata"].get("uid") or "")
     return Run(

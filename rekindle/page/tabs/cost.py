@@ -147,10 +147,7 @@ class CostTab(LedgerTab):
         from rekindle.training.cost.bill import compute_bill, describe_bill
 
         summary = self.records.summary(run.name, task)
-        seconds = {
-            name: sum(interval.end - interval.start for interval in intervals)
-            for name, intervals in summary.intervals.items()
-        }
+        seconds = {name: summary.compute_alive_seconds(name) for name in summary.intervals}
         tariff = costs.tariffs.get(task)
         if not tariff or not summary.intervals:
             return {"words": []}, seconds

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from argolocal.common.json_text import loads
@@ -129,6 +129,7 @@ class RunCollector:
 
     def __init__(self, object_store: Store, listing_context: ListingContext) -> None:
         self.store = object_store
+        self.find_source_tasks = make_source_lookup(object_store)
         self.context = listing_context
         self.own_store_id = read_or_create_store_id(object_store)
         self.marks_by_name = _read_marks(object_store, listing_context.runs)
@@ -158,8 +159,8 @@ class RunCollector:
         own_ids = {mlflow_record.id for mlflow_record in mlflow_records}
         for mlflow_record in found_records:
             if mlflow_record.id not in own_ids and not get_parent_id(mlflow_record):
-                self.tasks_in_use |= find_source_tasks(
-                    self.store, mlflow_record.params.get("data.source", "")
+                self.tasks_in_use |= self.find_source_tasks(
+                    mlflow_record.params.get("data.source", "")
                 )
 
         compared_ids = _find_compared_ids(mlflow_records)
@@ -182,8 +183,8 @@ class RunCollector:
         the run uses."""
         run_name = mlflow_record.name
         is_listed_by_caller = run_name in self.context.runs
-        used_tasks = _find_used_tasks(mlflow_record) | find_source_tasks(
-            self.store, mlflow_record.params.get("data.source", "")
+        used_tasks = _find_used_tasks(mlflow_record) | self.find_source_tasks(
+            mlflow_record.params.get("data.source", "")
         )
 
         run_mark = self.marks_by_name.get(run_name)
@@ -363,6 +364,12 @@ def _find_compared_ids(records_newest_first: list[MlflowRecord]) -> set[str]:
             if tag_name in mlflow_record.tags and mlflow_record.info.status == "FINISHED":
                 newest_ids.setdefault(tag_name, mlflow_record.id)
     return {*newest_ids.values()}
+
+
+def make_source_lookup(object_store: Store) -> Callable[[str], frozenset[str]]:
+    """Return `find_source_tasks` for an object store. The returned function looks up each address
+    only once, since many runs of a pipeline read the same data."""
+    return cache(partial(find_source_tasks, object_store))
 
 
 def find_source_tasks(object_store: Store, source_uri: str) -> frozenset[str]:

@@ -218,7 +218,7 @@ def compute_bill(ledger_summary: LedgerSummary, tariff: TrainingTariff) -> Bill:
 def _add_harvest_cost(bill: Bill, ledger_summary: LedgerSummary, tariff: TrainingTariff) -> None:
     """Add the cost of the harvested workers, which is also a part of the other amounts."""
     for worker_name in ledger_summary.harvested:
-        alive_seconds = _sum_alive_seconds(ledger_summary, worker_name)
+        alive_seconds = ledger_summary.compute_alive_seconds(worker_name)
         bill.harvest = (bill.harvest or 0.0) + tariff.compute_worker_cost(
             worker_name, alive_seconds
         )
@@ -236,7 +236,7 @@ def _add_on_demand_worker_cost(
         if not ledger_summary.is_on_demand(worker_name):
             continue
 
-        alive_seconds = _sum_alive_seconds(ledger_summary, worker_name)
+        alive_seconds = ledger_summary.compute_alive_seconds(worker_name)
         bill.on_demand_workers = (bill.on_demand_workers or 0.0) + tariff.compute_worker_cost(
             worker_name, alive_seconds, runs_on_spot=False
         )
@@ -244,12 +244,6 @@ def _add_on_demand_worker_cost(
             bill.on_demand_workers_on_spot = (
                 bill.on_demand_workers_on_spot or 0.0
             ) + tariff.compute_worker_cost(worker_name, alive_seconds, runs_on_spot=True)
-
-
-def _sum_alive_seconds(ledger_summary: LedgerSummary, worker_name: str) -> float:
-    return sum(
-        interval.end - interval.start for interval in ledger_summary.intervals.get(worker_name, [])
-    )
 
 
 def _add_cost(bill: Bill, time_use: str, cost: float, is_spot: bool) -> None:

@@ -206,17 +206,22 @@ class LedgerSummary:
             if interval.kind == interval_kind
         )
 
+    def compute_alive_seconds(self, worker_name: str) -> float:
+        """Return the seconds during which processes of a worker were alive."""
+        return sum(
+            interval.end - interval.start for interval in self.intervals.get(worker_name, [])
+        )
+
     @property
     def capacity_seconds(self) -> dict[str, float]:
         """Seconds that workers were alive, by kind of node; {} if all kinds are unknown."""
         seconds_by_capacity: dict[str, float] = {}
-        for worker_name, intervals in self.intervals.items():
+        for worker_name in self.intervals:
             capacity = self.capacities.get(worker_name)
             if capacity:
-                alive_seconds = sum(interval.end - interval.start for interval in intervals)
-                seconds_by_capacity[capacity] = (
-                    seconds_by_capacity.get(capacity, 0.0) + alive_seconds
-                )
+                seconds_by_capacity[capacity] = seconds_by_capacity.get(
+                    capacity, 0.0
+                ) + self.compute_alive_seconds(worker_name)
         return seconds_by_capacity
 
     def is_on_demand(self, worker_name: str) -> bool:

@@ -237,7 +237,7 @@ class Coordinator:
 
     def _replace_spot_workers(self, on_demand_workers: OnDemandWorkers, now_s: float) -> None:
         """Change the number of on-demand workers if it was wrong for long enough."""
-        if self.is_scaling or on_demand_workers.is_refused:
+        if self.is_scaling or on_demand_workers.api.is_refused:
             return
         pod_count = on_demand_workers.plan.decide(now_s, self.membership.count_spot_workers())
         if pod_count is not None:
@@ -246,7 +246,7 @@ class Coordinator:
 
     async def _read_on_demand_workers(self, on_demand_workers: OnDemandWorkers) -> None:
         """Read the number of on-demand workers. The Deployment may be created after the job."""
-        while not on_demand_workers.is_refused:
+        while not on_demand_workers.api.is_refused:
             await asyncio.to_thread(on_demand_workers.read)
             if on_demand_workers.plan.pods is not None:
                 return

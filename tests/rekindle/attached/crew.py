@@ -98,6 +98,14 @@ class Crew:
             evidence=lambda: self.log,
         )
 
+    def wait_for_checkpoint(self) -> None:
+        """Wait until a checkpoint of shards is complete."""
+        until(
+            "a checkpoint",
+            lambda: any((self.folder / "checkpoints").glob("step-*/.metadata")),
+            evidence=lambda: self.log,
+        )
+
     def kill(self) -> None:
         """Kill all processes of the program at once."""
         for process in self.processes:

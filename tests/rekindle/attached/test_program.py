@@ -182,6 +182,8 @@ def test_shards_are_split_again_for_another_number_of_workers(start: StartCrew) 
     for number, (world, step) in enumerate([(3, 9), (2, 15)]):
         crew = start(world, sharded=True, samples=samples, checkpoint_steps=3)
         crew.wait_for_step(step, starts=number + 1)
+        # saving does not delay the steps, so the checkpoint may be written later
+        crew.wait_for_checkpoint()
         crew.kill()
 
     crew = start(3, sharded=True, samples=samples)

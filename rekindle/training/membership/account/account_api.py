@@ -10,6 +10,7 @@ from typing import Any
 from urllib.parse import quote, urlsplit
 
 from argolocal.common.json_text import to_json
+from rekindle.errors import write_stderr
 from rekindle.kubernetes_names import KUBERNETES_SERVICE_HOST
 
 ACCOUNT_FOLDER = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -25,11 +26,19 @@ class ApiRefusal(Exception):
 
 class AccountApi:
     """The Kubernetes API. `account_folder`: folder with the token, the namespace and the
-    certificate of the API."""
+    certificate of the API. `is_refused` is True once the API has refused a request."""
 
     def __init__(self, address: str, account_folder: Path) -> None:
         self.address = address
         self.account_folder = account_folder
+        self.is_refused = False
+        self._has_reported = False
+
+    def report_first(self, problem_text: str) -> None:
+        """Print a problem, unless one was printed before."""
+        if not self._has_reported:
+            self._has_reported = True
+            write_stderr(problem_text)
 
     @classmethod
     def from_environment(cls) -> "AccountApi | None":
@@ -75,6 +84,7 @@ class AccountApi:
             connection.close()
 
         if response.status in REFUSED_STATUSES:
+            self.is_refused = True
             raise ApiRefusal(f"the Kubernetes API refuses {method} {path} ({response.status}).")
         # a pod that has been deleted since it was listed
         if response.status == 404:

@@ -16,7 +16,6 @@ import time
 from urllib.parse import quote
 
 from argolocal.manifest.object_labels import JOB_NAME_LABEL
-from rekindle.errors import write_stderr
 from rekindle.kubernetes_names import REKINDLE_JOB
 from rekindle.training.membership.account.account_api import API_ERRORS, AccountApi, ApiRefusal
 
@@ -33,8 +32,6 @@ class CheckpointSignal:
     def __init__(self, api: AccountApi, job_path: str) -> None:
         self.api = api
         self.job_path = job_path
-        self.is_refused = False
-        self._has_reported = False
         self._written_at = float("-inf")
 
     @classmethod
@@ -54,27 +51,21 @@ class CheckpointSignal:
     def write(self, checkpoint_time_s: float) -> None:
         """Annotate all pods and the job. The first problem is printed, and no error is raised.
         After the API has refused a request, `write` does nothing."""
-        if self.is_refused:
+        if self.api.is_refused:
             return
         self._written_at = time.monotonic()
         try:
             self._annotate(checkpoint_time_s)
         except ApiRefusal as refusal:
-            self.is_refused = True
-            self._report(
+            self.api.report_first(
                 f"{refusal} Schedulers will not see the times of checkpoints: render the platform"
                 " with `--with signals`, or unset cluster.signal_account."
             )
         except (*API_ERRORS, KeyError, TypeError) as error:
-            self._report(
+            self.api.report_first(
                 f"the time of the checkpoint was not written to the pods ({error!r}). Trying again"
                 " after the next checkpoint."
             )
-
-    def _report(self, problem_text: str) -> None:
-        if not self._has_reported:
-            self._has_reported = True
-            write_stderr(problem_text)
 
     def _annotate(self, checkpoint_time_s: float) -> None:
         namespace = self.api.read_namespace()

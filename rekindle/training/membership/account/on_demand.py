@@ -12,7 +12,6 @@ from math import ceil
 from urllib.parse import quote
 
 from argolocal.common.environment import read_integer, read_seconds
-from rekindle.errors import write_stderr
 from rekindle.kubernetes_names import (
     REKINDLE_ON_DEMAND,
     REKINDLE_ON_DEMAND_AFTER,
@@ -72,8 +71,6 @@ class OnDemandWorkers:
         self.api = api
         self.deployment_name = deployment_name
         self.plan = plan
-        self.is_refused = False
-        self.has_reported = False
 
     @classmethod
     def from_environment(cls, min_workers: int) -> "OnDemandWorkers | None":
@@ -126,16 +123,12 @@ class OnDemandWorkers:
             # the API leaves out the number 0
             return int(answer["spec"].get("replicas") or 0) if answer else None
         except ApiRefusal as refusal:
-            self.is_refused = True
-            self._report(
+            self.api.report_first(
                 f"{refusal} Missing workers on spot nodes will not be replaced by on-demand nodes:"
                 " render the platform with `--with signals`."
             )
         except (*API_ERRORS, KeyError, TypeError, AttributeError) as error:
-            self._report(f"the on-demand workers could not be scaled ({error!r}). Trying again.")
+            self.api.report_first(
+                f"the on-demand workers could not be scaled ({error!r}). Trying again."
+            )
         return None
-
-    def _report(self, problem_text: str) -> None:
-        if not self.has_reported:
-            self.has_reported = True
-            write_stderr(problem_text)

@@ -71,7 +71,9 @@ def test_a_refusal_is_told_once_and_the_training_continues(
                 coordinator.signal = checkpoint_signal
                 coordinator.note("checkpoint", step=1)
                 coordinator.note("checkpoint", step=2)
-                await asyncio.to_thread(until, "the refusal", lambda: checkpoint_signal.is_refused)
+                await asyncio.to_thread(
+                    until, "the refusal", lambda: checkpoint_signal.api.is_refused
+                )
                 assert not coordinator.exit_code.done()
 
         asyncio.run(record_checkpoints())

@@ -136,7 +136,7 @@ def test_a_refusal_is_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
         on_demand_workers = make_workers(server, tmp_path)
         on_demand_workers.read()
         on_demand_workers.read()
-        assert on_demand_workers.is_refused
+        assert on_demand_workers.api.is_refused
         output = capsys.readouterr().err
         assert output.count("the Kubernetes API refuses GET") == 1
         assert "--with signals" in output
