@@ -4,6 +4,7 @@ but nothing that is still needed."""
 import json
 import os
 import uuid
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ class Runs:
         self.store = store
         self.pipeline = pipeline
         self.number = 0
+        self.reader_ids: list[str] = []
 
     def make(
         self,
@@ -120,6 +122,13 @@ class Runs:
         files.close()
         return name
 
+    def record_reader(self, data_source: str) -> None:
+        """Record a run of another pipeline that reads `data_source`."""
+        reader = f"{self.pipeline}-reader"
+        run_id = tracking.start_run(reader, f"{reader}-1")
+        tracking.log_to_run(run_id, run_params={"data.source": data_source})
+        self.reader_ids.append(run_id)
+
     def workflow(self, name: str) -> dict[str, Any]:
         return RunFiles(self.home, name).workflow()
 
@@ -141,10 +150,15 @@ ALL_PARTS = {"folder", "mlflow", "prepare", "train", "cache"}
 
 
 @pytest.fixture
-def runs(tmp_path: Path, s3: Store, name: str) -> Runs:
+def runs(tmp_path: Path, s3: Store, name: str) -> Iterator[Runs]:
     entries.remove_entries(s3, entries.read_entries(s3))
     record_services(tmp_path, "s3", "mlflow")
-    return Runs(tmp_path, s3, name)
+    runs = Runs(tmp_path, s3, name)
+    yield runs
+
+    # a reader of the whole bucket would protect the runs of all later tests
+    for run_id in runs.reader_ids:
+        removal.delete_record(run_id)
 
 
 def record_services(home: Path, *services: str) -> None:
@@ -1494,9 +1508,7 @@ def test_the_folder_of_a_run_that_is_the_data_of_another_pipeline_stays(
     runs: Runs, path: str
 ) -> None:
     source = runs.make()
-    reader = f"{runs.pipeline}-reader"
-    run_id = tracking.start_run(reader, f"{reader}-1")
-    tracking.log_to_run(run_id, run_params={"data.source": runs.store.uri(f"{source}{path}")})
+    runs.record_reader(runs.store.uri(f"{source}{path}"))
     retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     assert "prepare" in runs.remaining_parts(source)
 
@@ -1507,10 +1519,7 @@ def test_the_folder_of_a_run_that_is_the_data_of_another_pipeline_stays(
 )
 def test_the_runs_that_the_data_of_another_pipeline_covers_stay(runs: Runs, pattern: str) -> None:
     source = runs.make()
-    reader = f"{runs.pipeline}-reader"
-    run_id = tracking.start_run(reader, f"{reader}-1")
-    address = runs.store.uri("").rstrip("/") + pattern.format(runs.pipeline)
-    tracking.log_to_run(run_id, run_params={"data.source": address})
+    runs.record_reader(runs.store.uri("").rstrip("/") + pattern.format(runs.pipeline))
     retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     assert "prepare" in runs.remaining_parts(source)
 
@@ -1521,11 +1530,7 @@ def test_the_data_of_another_pipeline_stays_however_its_address_is_written(
     runs: Runs, address: str
 ) -> None:
     source = runs.make()
-    reader = f"{runs.pipeline}-reader"
-    run_id = tracking.start_run(reader, f"{reader}-1")
-    tracking.log_to_run(
-        run_id, run_params={"data.source": address.format(runs.store.bucket, source)}
-    )
+    runs.record_reader(address.format(runs.store.bucket, source))
     retention.apply_limits_after_run(runs.home, runs.workflow(runs.make(keep_runs=1)))
     assert "prepare" in runs.remaining_parts(source)
 
